@@ -179,8 +179,8 @@ def publish_folder(folder: Path) -> int:
 def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
-    from tasks.checks.installed import installed_servers
     from tasks.checks.environment import EnvironmentChanged, check_environment
+    from tasks.checks.installed import installed_servers
 
     if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
         return False

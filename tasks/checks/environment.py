@@ -1,6 +1,6 @@
 """The environment in which a run measures, against the one in which its folder was begun. Does not import Prefect.
 
-    facts = check_environment(run, accept=False, targets=study.targets)
+facts = check_environment(run, accept=False, targets=study.targets)
 """
 
 import os

@@ -29,8 +29,8 @@ from engine.planner.memory.reference import STREAMED
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import failed_records
-from tasks.checks.layouts import check_layout
 from tasks.checks.environment import check_environment
+from tasks.checks.layouts import check_layout
 from tasks.checks.verification_inputs import (
     VerificationSpec,
     check_readable,

@@ -70,9 +70,7 @@ def optimization_points(builder: PointBuilder, where: str, experiment: Optimizat
     return points
 
 
-def communication_points(
-    builder: PointBuilder, where: str, experiment: Communication, draft: Draft
-) -> list[CellPoint]:
+def communication_points(builder: PointBuilder, where: str, experiment: Communication, draft: Draft) -> list[CellPoint]:
     """One point for each number of ranks and transport; all operations and sizes are measured in it."""
     points: list[CellPoint] = []
     for ranks, transport in itertools.product(experiment.ranks, experiment.transports):

@@ -63,9 +63,7 @@ def spec_by_parameter(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[
     for spec in specs:
         for pattern in spec.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"optimizer.patterns: {pattern!r} matches no parameter; there are {some_of(names)}"
-                )
+                raise ValueError(f"optimizer.patterns: {pattern!r} matches no parameter; there are {some_of(names)}")
     takers = {name: next((spec for spec in specs if spec.matches(name)), None) for name in names}
     return {name: spec for name, spec in takers.items() if spec is not None}
 

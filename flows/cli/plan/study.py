@@ -1,8 +1,8 @@
 """`rankwise plan STUDY.yaml`: predict the performance and cost of every cell of a study before it is run.
 
-    rankwise plan study.yaml
-    rankwise plan study.yaml --accelerator aws/p5.48xlarge      # as if it ran there
-    rankwise plan study.yaml --learn-from 'runs/*' --output cells.csv
+rankwise plan study.yaml
+rankwise plan study.yaml --accelerator aws/p5.48xlarge      # as if it ran there
+rankwise plan study.yaml --learn-from 'runs/*' --output cells.csv
 """
 
 import csv

@@ -1,6 +1,7 @@
 """Intervals of time: by hand, and as sets of moments."""
 
-from hypothesis import given, strategies as some
+from hypothesis import given
+from hypothesis import strategies as some
 
 from configs.common.intervals import Intervals, difference, intersection, intervals, length, union
 

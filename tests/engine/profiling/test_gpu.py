@@ -13,7 +13,6 @@ import pytest
 from engine.profiling.gpu import GpuSampler
 from tests.support.nvml import build_driver
 
-
 SAMPLE_PROGRAM = """
 import json, sys, time
 from engine.profiling import gpu

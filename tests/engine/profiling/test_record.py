@@ -28,10 +28,9 @@ from engine.context import Context, RankResult
 from engine.kernels import linear, memory
 from engine.models.llama import Llama
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
-from engine.profiling.collectives import NO_GROUP, RecordedCollective, collectives, group_of
+from engine.profiling.collectives import NO_GROUP, RecordedCollective, group_of
 from engine.profiling.communicators import Listening
 from engine.profiling.record import profiled_measurement
-
 
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,

@@ -9,7 +9,6 @@ import pytest
 
 from engine.scripts import probe_samples
 
-
 PROBE = Path(probe_samples.__file__).parents[1] / "probe"
 
 

@@ -16,7 +16,6 @@ from reports.decisions.next_measurement import next_lines
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.pareto import user_fronts
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
-from reports.decisions.savings.estimates import savings
 from reports.document.album import Album
 from reports.reading.load import StudyResult, load_run
 from reports.render import compose
@@ -35,7 +34,6 @@ from tests.support.run_folders.priced_runs import (
     write_record,
     write_run,
 )
-
 
 OTHER = [99.0, 101.0, 100.0, 103.0, 97.5, 98.0, 102.0, 100.2, 100.1, 99.7]
 

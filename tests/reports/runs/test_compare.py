@@ -7,7 +7,8 @@ from xml.etree import ElementTree as xml
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reports.numbers.statistics import ROUNDING, Ratio
 from reports.reading.load import load_run

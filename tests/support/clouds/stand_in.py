@@ -9,7 +9,6 @@ import pytest
 
 from configs.common.base import write_atomically
 from tasks.providers import renting, study_nodes
-from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import open_ledger

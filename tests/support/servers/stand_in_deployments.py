@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.targets.target import SshTarget
-from tasks.deployment import deploying
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.providers.leases import open_ledger

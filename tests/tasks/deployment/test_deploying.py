@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, ServingBundle
+from configs.serving.deployment import Deployment, PlacedServer, ServingBundle
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from tasks.deployment import deploying, placing, taking_down
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment
-from tasks.deployment.places import LocalPlace, PlaceError
+from tasks.deployment.places import PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.taking_down import take_down

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from configs.serving.deployment import FrontConfig, PlacedServer, RoutedServer
-from tasks.deployment import placing, rollouts
+from tasks.deployment import rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tasks.deployment import deploying, placing
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.store import Store

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from configs.targets.target import SshTarget
-from tasks.deployment import deploying, placing, taking_down
+from tasks.deployment import taking_down
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.deployment.taking_down import take_down

@@ -1,6 +1,5 @@
 """A cloud whose machines appear late."""
 
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -6,7 +6,6 @@ import pytest
 
 from configs.plans.rentals import StudyRental
 from tasks.providers.attempts import attempts_of
-from tests.support.clouds.stand_in import rental
 
 
 def test_machines_that_are_billed_when_off_cost_money_until_they_are_given_back() -> None:

@@ -20,11 +20,10 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from tasks.providers.aws.errors import call_aws
 from tasks.providers.aws.provider import Aws, _node
 from tasks.providers.clouds import provider_named
-from tasks.providers.labels import owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.readiness.waiting import NodeWaiting
 from tasks.providers.rental import ProviderError, RentalLease, Rung
-from tests.support.clouds.stand_in import REGION, SPOT_REQUEST, ZONES, clouds, resource
+from tests.support.clouds.stand_in import REGION, SPOT_REQUEST, ZONES, resource
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,6 @@ import pytest
 
 from tasks.providers import leases
 from tasks.providers.giving_back import why_doomed
-from tasks.providers.labels import owner
 from tasks.providers.leases import (
     in_use,
     is_dead,
@@ -25,7 +24,7 @@ from tasks.providers.leases import (
     unsettled_seconds,
 )
 from tasks.providers.rental import RentalLease, Resource, Rung
-from tests.support.clouds.stand_in import SPOT_REQUEST, resource
+from tests.support.clouds.stand_in import SPOT_REQUEST
 
 
 def test_a_line_that_the_disk_cuts_is_an_error_and_spoils_no_other(

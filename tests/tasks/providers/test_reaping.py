@@ -10,7 +10,6 @@ import pytest
 
 from tasks.providers import leases, study_nodes
 from tasks.providers.giving_back import why_doomed
-from tasks.providers.labels import owner
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries
 from tasks.providers.rental import ProviderError, Resource
 from tests.support.clouds.stand_in import REGION, Cloud, reap, rental, resource

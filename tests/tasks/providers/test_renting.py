@@ -11,10 +11,7 @@ import pytest
 from configs.common.base import write_atomically
 from tasks.providers import giving_back, leases, renting
 from tasks.providers.attempts import attempts_of
-from tasks.providers.boot import user_data
-from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import Teardown
-from tasks.providers.labels import owner
 from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.readiness.waiting import Limits

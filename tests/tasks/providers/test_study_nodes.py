@@ -16,11 +16,9 @@ from flows.cli.nodes import command
 from slurm.staging.packages import run_digest
 from tasks.providers import leases, renting, study_nodes
 from tasks.providers.attempts import attempts_of
-from tasks.providers.clouds import provider_named
 from tasks.providers.labels import label
-from tasks.providers.leases import in_use, open_ledger, read_entries
+from tasks.providers.leases import open_ledger, read_entries
 from tasks.providers.rental import Node, ProviderError, RentalRequest, Resource
-from tasks.providers.renting import extend_run
 from tasks.providers.study_nodes import StudyNodes, rental_name, request_of
 from tests.support.clouds.stand_in import NODES, REGION, REQUEST, Cloud, Google, clouds, reap, rental, resource
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from configs.common.execution import Layout
 from configs.serving.deployment import Deployment, PlacedServer
-from flows.cli.deploy import deploying, listing
+from flows.cli.deploy import listing
 from flows.cli.main import app
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store

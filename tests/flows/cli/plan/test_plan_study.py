@@ -28,8 +28,8 @@ from flows.cli.plan.cost import (
     study_cost,
 )
 from flows.cli.plan.model import run_plan
-from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.planned_study import planned
+from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.study import answer, as_data, plan_study
 from tests.support.run_folders.predicted_plans import measured_run
 from tests.support.run_folders.priced_runs import write_run
