@@ -113,7 +113,7 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
             facts |= this_machine() | {f"gpus of target {target.name}": device_text(local_devices(target)) or None}
             if isinstance(target, EndpointTarget):  # neither is in the key of a cell
                 facts[f"server of target {target.name}"] = f"{target.model} at {target.url}"
-    return facts | {"python": platform.pythonversion_of(), **{name: version_of(name) for name in _PACKAGES}}
+    return facts | {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}
 
 
 def this_machine() -> dict[str, Any]:
