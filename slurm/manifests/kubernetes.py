@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from configs.serving.settings import API_KEY_VARIABLE
 from slurm.manifests.dockerfile import USER_ID
 from slurm.manifests.serving import PORT, ContainedServer, escaped
 
@@ -68,7 +69,7 @@ def kubernetes_of_server(
 
 def _server_container(served: ContainedServer, image: str) -> dict[str, Any]:
     """Return the container of a server, with its probes; the token comes from the Secret."""
-    key = {"name": "RANKWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": f"{served.slug}-key", "key": "key"}}}
+    key = {"name": API_KEY_VARIABLE, "valueFrom": {"secretKeyRef": {"name": f"{served.slug}-key", "key": "key"}}}
     ready = {"httpGet": {"path": "/readyz", "port": "http"}}
     alive = {"httpGet": {"path": "/healthz", "port": "http"}}
     weights = served.weights_bytes >> 30
