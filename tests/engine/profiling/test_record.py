@@ -16,7 +16,6 @@ import torch
 
 from configs.common.execution import Layout
 from configs.families.config import ModelConfig
-from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
@@ -31,15 +30,8 @@ from engine.parallel.communicator import CommunicationEvent, Communicator, Commu
 from engine.profiling.collectives import NO_GROUP, RecordedCollective, group_of
 from engine.profiling.communicators import Listening
 from engine.profiling.record import profiled_measurement
+from tests.support.training.checkpointed_runs import CONFIG
 
-CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "head_dim": 8,
-    "num_hidden_layers": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
 RANK_PROGRAM = """
 import json, os, sys, time
 from datetime import timedelta

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,7 @@ from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
     make_sharded_model,
-    watched_connections,
 )
-
-
-@pytest.fixture
-def watched() -> Iterator[list[Any]]:
-    with watched_connections() as addresses:
-        yield addresses
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "base"
-
 
 # Synthetic
 
