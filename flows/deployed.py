@@ -32,6 +32,7 @@ from tasks.campaign.launches.staging import TargetAway
 from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.events import Happened, tell
+from tasks.prefect_api.flow_names import FORM_STUDY, SCHEDULED_SWEEP, SHORT_STUDY
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.prefect_api.targets import stored_targets
@@ -79,7 +80,7 @@ def _sweep_name() -> str:
     return run_name(Path(written).stem, flow_run.name)
 
 
-@flow(name="study in short", flow_run_name=_short_name, validate_parameters=False, on_running=[tell_scheduled])
+@flow(name=SHORT_STUDY, flow_run_name=_short_name, validate_parameters=False, on_running=[tell_scheduled])
 def study_in_short(
     study: ShortStudy = _SHORT_EXAMPLE,
     runs: Path = Path("runs"),
@@ -103,7 +104,7 @@ def study_in_short(
         return _failed(error)
 
 
-@flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False, on_running=[tell_scheduled])
+@flow(name=FORM_STUDY, flow_run_name=_form_name, validate_parameters=False, on_running=[tell_scheduled])
 def study_from_the_form(
     study: StudyForm = _EXAMPLE,
     runs: Path = Path("runs"),
@@ -126,7 +127,7 @@ def study_from_the_form(
         return _failed(error)
 
 
-@flow(name="scheduled sweep", flow_run_name=_sweep_name, validate_parameters=False, on_running=[tell_scheduled])
+@flow(name=SCHEDULED_SWEEP, flow_run_name=_sweep_name, validate_parameters=False, on_running=[tell_scheduled])
 def scheduled_sweep(
     study: str = "quickstart",
     assignments: list[str] | None = None,

@@ -18,14 +18,9 @@ from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
 from tasks.models.model_cache import DEFAULT_REVISION
 from tasks.models.sources import hub_repository
-from tasks.planning.inputs import (
-    copy_inputs,
-    earlier_plan,
-    make_sound_plan,
-    planned_model,
-    revision_of,
-    usable_models,
-)
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_models import planned_model, revision_of, usable_models
+from tasks.planning.study_plan import earlier_plan, make_sound_plan
 
 
 def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:

@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
 from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, await_api, tag_run, tags_of
+from tasks.prefect_api.flow_names import PUBLISHING
 from tasks.publish import publish
 
 
@@ -20,7 +21,7 @@ def _flow_run_name() -> str:
     return Path(str(flow_run.parameters.get("folder"))).name
 
 
-@flow(name="publish a study", flow_run_name=_flow_run_name, validate_parameters=False)
+@flow(name=PUBLISHING, flow_run_name=_flow_run_name, validate_parameters=False)
 def publish_study(folder: Path) -> None:
     """Copy the report of a run folder to the API: report, cell table and link, with the tags of its plan."""
     run = RunPaths(folder)

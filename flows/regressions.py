@@ -13,7 +13,8 @@ from pathlib import Path
 from configs.plans.paths import RunPaths
 from reports.reading.devices import load_comparable
 from reports.reading.run_figures import CellFigures, RunFigures, run_figures
-from reports.runs.compare import CellChange, compare
+from reports.runs.compare import compare
+from reports.runs.comparison import CellChange
 
 _MOST_SWEEPS = 30
 """So far back a cell is looked for: reading a sweep takes a second or more."""

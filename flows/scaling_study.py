@@ -41,14 +41,16 @@ from tasks.campaign.repeats import targets_to_rent
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
-from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
 from tasks.planning.script_inputs import replaced_notes
+from tasks.planning.study_models import resolved_note, usable_models
+from tasks.planning.study_plan import earlier_plan
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.ended import RunCancelled, RunSuspended
 from tasks.prefect_api.events import heartbeats
+from tasks.prefect_api.flow_names import SCALING_STUDY
 from tasks.prefect_api.groups import tries
 from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
@@ -90,7 +92,7 @@ def name_in_file(path: Path, assignments: list[str] | None = None) -> str:
         return path.stem
 
 
-@flow_with_local_api("scaling study", flow_run_name=_flow_run_name)
+@flow_with_local_api(SCALING_STUDY, flow_run_name=_flow_run_name)
 def scaling_study(
     study: StudySpec | Path,
     runs: Path = Path("runs"),

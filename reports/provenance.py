@@ -13,7 +13,8 @@ from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
-from reports.reading.load import StudyResult, flat_environment, model_title
+from reports.reading.load import StudyResult
+from reports.reading.names import flat_environment, model_title
 from reports.reading.read import Reading
 from reports.tables import MOST_ROWS, first_rows, max_over_ranks
 from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, fact_text, joined, number, plural

@@ -5,7 +5,7 @@ from pathlib import Path
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec
 from tasks.models.sources import TransientFetchError
-from tasks.planning.inputs import planned_model
+from tasks.planning.study_models import planned_model
 from tasks.prefect_api.stages import stage
 
 

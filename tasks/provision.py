@@ -9,8 +9,8 @@ from typing import Any
 from tasks.campaign.launches.staging import TargetAway, stage_targets
 from tasks.campaign.repeats import targets_in_use
 from tasks.campaign.session import Session
+from tasks.checks.environment import check_environment
 from tasks.checks.installed import installed_servers
-from tasks.checks.machine import check_environment
 from tasks.prefect_api.stages import run_logger, stage
 
 

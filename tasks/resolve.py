@@ -13,8 +13,9 @@ from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
 from tasks.models.saved_reference import place_references
-from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import predicted_before, with_predictions
+from tasks.planning.study_plan import earlier_plan, make_sound_plan
 from tasks.prefect_api.stages import stage
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from configs.common.files.reading import parse_json
 from configs.hardware.catalog_file import read_catalog_file
 from configs.hardware.price_file import read_price_file
-from configs.plans.expand import LayoutChoice, expand
+from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
+from configs.plans.points.layouts import LayoutChoice
 from configs.spec.form import study_of_form
 from configs.spec.study import StudySpec, load_study, study_yaml
 from reports.laws.file import read_points

@@ -41,7 +41,7 @@ from configs.records.record import Status
 from flows.server.local import lease_server
 from flows.server.process import prefect_version, read_server
 from flows.server.settings import api_named_by_environment, data_folder
-from tasks.checks.machine import machine_fingerprint
+from tasks.checks.environment import machine_fingerprint
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "studies" / "bench_noop.yaml"
 THOUSANDS = 2

@@ -37,7 +37,9 @@ from configs.spec.cell import Cell
 from configs.spec.study import StudySpec
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.retries import Retries
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan
 
 ROUNDING = 1e-5
 """Relative difference of losses that sums over another number of ranks may make in these few steps, in float32."""

@@ -10,6 +10,7 @@ Four layers, later ones win, figure by figure: what is shipped in `configs/catal
 Module-level functions know the shipped layer only.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from configs.common.printable import some_of
 from configs.hardware.catalog_layers import (
     CatalogFigure,
     CatalogLayer,
@@ -28,6 +30,7 @@ from configs.hardware.catalog_layers import (
     read_tables,
     shipped_tables,
 )
+from configs.hardware.catalog_names import by_known_names, instance_name, plain_name, spellings
 from configs.hardware.catalog_rows import FORMATS, TABLES, AcceleratorRow, CpuRow, InstanceRow, LinkRow
 from configs.hardware.hardware import Accelerator, AcceleratorKind, Link, Machine, NumberFormat
 from configs.hardware.prices import Offer, Price, machine_parts, read_catalog, refreshed_offers, target_prices
@@ -50,7 +53,7 @@ class HardwareCatalog:
         self._tables = tables
         self._own = own
         self._listed = listed
-        self._names = {table: _spellings(tables, table) for table in tables}
+        self._names = {table: spellings(tables, table) for table in tables}
         self._accelerators: dict[str, Accelerator] = {}
         self._machines: dict[tuple[str, str | None], Machine] = {}
 
@@ -99,7 +102,7 @@ class HardwareCatalog:
     def price(self, name: str, region: str | None = None) -> Price | None:
         """What an hour costs on demand, by the user's own rate where there is one. None: not known there."""
         known, attached, named_region = self._split(name)
-        full, provider = _written(known, attached), known.split("/")[0]
+        full, provider = instance_name(known, attached), known.split("/")[0]
         place = region or named_region or HOME_REGIONS.get(provider)
         target = LocalTarget(machine=f"{full}/{place}" if place else full)
         own = [offer for _, offer in self._own if offer.price.market == "on_demand"]
@@ -135,7 +138,7 @@ class HardwareCatalog:
 
     def name_of(self, table: str, name: str) -> str:
         """The name in the table that a user's spelling means. Raises ValueError with the nearest names."""
-        spelling = _plain(name)
+        spelling = plain_name(name)
         found = self._names[table].get(spelling, [])
         what = table.removesuffix("s")
         if len(found) == 1:
@@ -148,7 +151,8 @@ class HardwareCatalog:
                 f"unknown accelerator {name!r}: a slice of a divided GPU (MIG); the catalog has whole GPUs"
             )
         close = [known[match][0] for match in get_close_matches(spelling, list(known), n=3, cutoff=0.6)]
-        hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"known: {_some(known)}"
+        every = list(dict.fromkeys(itertools.chain(*known.values())))
+        hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"known: {some_of(every, 12)}"
         raise ValueError(f"unknown {what} {name!r}; {hint}")
 
     def _make_accelerator(self, name: str) -> Accelerator:
@@ -172,7 +176,7 @@ class HardwareCatalog:
         known, attached, named_region = self._split(name)
         row = self._instance_row(known)
         device, count = self._device(known, row, attached)
-        full = _written(known, attached)
+        full = instance_name(known, attached)
         price = self.price(full, region or named_region)
         return Machine(
             name=full,
@@ -219,7 +223,7 @@ class HardwareCatalog:
             raise ValueError(f"{name}: expected accelerators of one type, such as {known}+2xt4")
         (spelling, count) = attached[0][0].split("/")[1], attached[0][1]
         can_have = [item.strip() for item in self._instance_row(known).attachable.split(";")]
-        meant = [item for item in self._names["accelerators"].get(_plain(spelling), ()) if item in can_have]
+        meant = [item for item in self._names["accelerators"].get(plain_name(spelling), ()) if item in can_have]
         return known, (count, meant[0] if len(meant) == 1 else self.name_of("accelerators", spelling)), region
 
     def _device(self, name: str, row: InstanceRow, attached: tuple[int, str] | None) -> tuple[Accelerator, int]:
@@ -284,7 +288,7 @@ def catalog(cache: Path | None = None, own: Path | None = None, assignments: Seq
             added, offers = read_catalog_file(own)
         except StudyError as error:  # the catalog is at fault, not a study
             raise WrongArgument(str(error)) from error
-        tables = laid_over(tables, _by_known_names(added, tables, own.name))
+        tables = laid_over(tables, by_known_names(added, tables, own.name))
         mine = tuple(("user", offer) for offer in offers)
     for assignment in assignments:
         known = HardwareCatalog(tables)
@@ -339,56 +343,6 @@ def _problem(known: HardwareCatalog, table: str, name: str) -> ValueError | None
     except ValueError as error:
         return error
     return None
-
-
-def _by_known_names(added: Tables, below: Tables, file: str) -> Tables:
-    """The user's entries under the names that they mean: `h100` there is our `h100-80gb`, not another device."""
-    renamed: Tables = {table: {} for table in added}
-    for table, entries in added.items():
-        spellings = _spellings(below, table)
-        for name, figures in entries.items():
-            meant = spellings.get(_plain(name), [name])
-            if len(meant) > 1:
-                raise ValueError(f"{file}: {table}.{name} is ambiguous; use one of: {', '.join(meant)}")
-            parts = meant[0].split("/")
-            sound = len(parts) == 2 and "+" not in meant[0] and all(part and part == part.strip() for part in parts)
-            if table == "instances" and not sound:
-                raise ValueError(f"{file}: instances.{name}: expected provider/instance, such as lab/rack-7")
-            renamed[table][meant[0]] = {**renamed[table].get(meant[0], {}), **figures}
-    return renamed
-
-
-def _written(name: str, attached: tuple[int, str] | None) -> str:
-    """An instance with what is attached to it, as `gcp/n1-standard-8+2xt4`."""
-    if attached is None:
-        return name
-    count, device = attached
-    return f"{name}+{count}x{device}" if count > 1 else f"{name}+{device}"
-
-
-def _spellings(tables: Tables, table: str) -> dict[str, list[str]]:
-    """Every spelling of a name, plain, and the names that it can mean; a name itself means nothing else."""
-    found: dict[str, list[str]] = {}
-    for name, figures in tables[table].items():
-        aliases = str(figures["aliases"].value).split(";") if "aliases" in figures else []
-        if table == "instances":
-            aliases.append(name.partition("/")[2])
-            aliases += [name.partition("/")[2].removeprefix("Standard_")] if "/Standard_" in name else []
-        for spelling in dict.fromkeys(_plain(alias) for alias in aliases if alias.strip()):
-            names = found.setdefault(spelling, [])
-            names += [name] if name not in names else []
-    return found | {_plain(name): [name] for name in tables[table]}
-
-
-def _plain(name: str) -> str:
-    """`NVIDIA H100 80GB HBM3` and `nvidia-h100-80gb-hbm3` alike, without the maker's name."""
-    plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-|amd-|instinct-|tesla-|geforce-)+", "", plain)
-
-
-def _some(names: dict[str, list[str]]) -> str:
-    known = list(dict.fromkeys(name for found in names.values() for name in found))
-    return ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
 
 
 @lru_cache(maxsize=1)

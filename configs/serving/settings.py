@@ -3,15 +3,24 @@
 settings = read_model(path, ServingSettings, PLAN_BYTES)
 """
 
+import os
+
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.execution import Compression, Dtype, Layout
 
+API_KEY_VARIABLE = "RANKWISE_API_KEY"
+"""Environment variable with the bearer token of a server's requests."""
 BLOCK_POSITIONS = 16
 """Positions of a block of the key-value cache."""
 GROUP_TIMEOUT_SECONDS = 20.0
 """That ranks wait for each other, where nobody says otherwise."""
+
+
+def own_api_key() -> str | None:
+    """Return the token in this process's environment; None without one. A header's value has no blanks around it."""
+    return os.environ.get(API_KEY_VARIABLE, "").strip() or None
 
 
 class ServingLimits(Frozen):

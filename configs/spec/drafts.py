@@ -1,6 +1,6 @@
 """Drafts of cells: plain data with fields set by dotted names.
 
-`configs.plans.expand` overrides fields of drafts and builds cells from them.
+`configs.plans.points` overrides fields of drafts and builds cells from them.
 """
 
 from typing import Any

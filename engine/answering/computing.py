@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.printable import plural
+from configs.serving.settings import API_KEY_VARIABLE
 from engine.serving.http.errors import ApiError
 
 _LINE_BYTES = 64 << 20
@@ -117,7 +118,7 @@ class Computing:
             await asyncio.sleep(min(2.0**self.failures - 1, _LONGEST_PAUSE_SECONDS))
 
     async def _run_once(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "RANKWISE_API_KEY"} | _ALONE
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE} | _ALONE
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine.answering.rank", str(self._settings), env=environment,

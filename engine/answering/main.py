@@ -8,7 +8,6 @@ finishes what has begun.
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
@@ -17,17 +16,14 @@ from pathlib import Path
 import uvicorn
 
 from configs.common.files.logs import cut_log
-from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.common.system.open_files import allow_connections
-from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.pooling import TextRules, text_rules
-from configs.serving.settings import ServingSettings
+from configs.serving.settings import ServingSettings, own_api_key
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
-from engine.serving.http.listening import listen, listener_url, send_rest
+from engine.serving.http.listening import listen, listener_url, run_http, send_rest
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
 
@@ -41,10 +37,9 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     config = ModelConfig.parse(manifest.config)
     limits = settings.limits
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
-    key = os.environ.get("RANKWISE_API_KEY", "").strip() or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
     rules = text_rules(Path(manifest.folder)) if encodes(config) and manifest.folder else TextRules()
-    service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config), rules=rules)
+    service = AnsweringServer(settings, model, computing, figures, own_api_key(), encodes=encodes(config), rules=rules)
     http = uvicorn.Server(
         uvicorn.Config(
             answering_app(service),
@@ -84,16 +79,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
 
 def main(arguments: list[str]) -> int:
     """Run the HTTP process. Returns the exit code."""
-    path = Path(arguments[0]).resolve()
-    if len(arguments) > 1:
-        end_with_parent(signal.SIGTERM, int(arguments[1]))
-    allow_connections()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
-    try:
-        return asyncio.run(serve(read_model(path, ServingSettings, PLAN_BYTES), path))
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return run_http(arguments, serve)
 
 
 if __name__ == "__main__":

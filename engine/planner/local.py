@@ -7,7 +7,6 @@
 Where there are accelerators, each rank has one: `local_devices(target)`. Imports no torch.
 """
 
-import importlib.metadata
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_total
 from configs.common.system.proc import read_fields
+from configs.common.system.versions import version_of
 from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
@@ -92,11 +92,7 @@ def local_machine(cache: Path) -> LocalMachine:
 @lru_cache(maxsize=1)
 def this_fingerprint() -> Fingerprint:
     """Return CPU, cores that this process may use, and torch's version (looked up, not imported)."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = None
-    return Fingerprint(cpu_model=cpu_model(), cores=len(os.sched_getaffinity(0)), torch=torch)
+    return Fingerprint(cpu_model=cpu_model(), cores=len(os.sched_getaffinity(0)), torch=version_of("torch"))
 
 
 def cpu_model() -> str | None:

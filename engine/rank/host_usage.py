@@ -3,8 +3,6 @@
 Stateless readers of /proc (proc(5)); each documents its unit. Unavailable values are None.
 """
 
-import importlib
-import importlib.metadata
 import os
 import platform
 import resource
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.common.secrets import shown_value
 from configs.common.system.proc import read_fields
+from configs.common.system.versions import version_of
 from engine.planner.local import cpu_model
 
 if TYPE_CHECKING:
@@ -122,14 +121,6 @@ def variables_in_force(names: Iterable[str]) -> dict[str, str]:
     """Return environment variables that can change a measurement, and the named ones; secrets are hidden."""
     chosen = {name for name in os.environ if name.startswith(RECORDED_PREFIXES)} | (set(names) & set(os.environ))
     return {name: shown_value(name, os.environ[name]) for name in sorted(chosen)}
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the version of an installed package, without importing it."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def measured_environment(variable_names: Iterable[str], cores: int) -> dict[str, Any]:

@@ -201,9 +201,9 @@ def make_context(
 
 def engine_libraries(context: "Context") -> "dict[str, Any]":
     """Versions of the libraries whose code a cell measures beside torch's: `libraries.transformers`; none of ours."""
+    from configs.common.system.versions import version_of
     from configs.families.checkpoint import is_trained_here
     from configs.workloads import descriptor_of
-    from engine.rank.host_usage import version_of
 
     cell, manifest = context.job.cell, context.manifest
     names = set(_LIBRARIES.get(cell.engine, ()))

@@ -60,11 +60,9 @@ class RankLog:
         self._written = 0
         self._tail = bytearray()
         self._left_out = 0
-        self.total_bytes = 0
 
     def add(self, data: bytes) -> None:
         """Take what the rank has printed. A full disk loses the log and nothing else."""
-        self.total_bytes += len(data)
         room = HEAD_BYTES - self._written
         if room > 0 and self._file is not None:
             with suppress(OSError):

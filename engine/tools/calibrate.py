@@ -29,6 +29,7 @@ from typing import get_args
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import MIB, read_json, read_tail
 from configs.common.system.memory import host_memory_available
+from configs.common.system.versions import version_of
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
 from engine.rank import host_usage
@@ -76,7 +77,7 @@ def measure_operators(quick: bool = False) -> Calibration:
         others = max(0.0, busy_after - busy - (_children_seconds() - own)) / (took * cores)
     together = found["together"] or {}
     return Calibration(
-        fingerprint=Fingerprint(cpu_model=cpu_model(), cores=cores, torch=host_usage.version_of("torch")),
+        fingerprint=Fingerprint(cpu_model=cpu_model(), cores=cores, torch=version_of("torch")),
         measured_at=utc_now(),
         took_seconds=took,
         others_cpu_share=others,

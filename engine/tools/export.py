@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from configs.common.base import write_atomically
+from configs.common.system.versions import version_of
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
@@ -69,7 +69,7 @@ def export(
             "dtype": dtype,
             "opset": OPSET,
             "graphs": [path.name for path in graphs],
-            "versions": {name: _version(name) for name in ("torch", "transformers", *NEEDED[target])},
+            "versions": {name: version_of(name) for name in ("torch", "transformers", *NEEDED[target])},
         }
         if check:
             said |= _check(model, config, folder, graphs, optimization)
@@ -96,13 +96,6 @@ def _need(target: str) -> None:
                 else "pip install onnx onnxruntime onnxscript"
             )
             raise NotImplementedError(f"--to {target}: {name} is not installed; {remedy}")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _source(manifest: ModelManifest, scratch: Path) -> Path:

@@ -37,6 +37,16 @@ class FirstFailure:
     failure: RankEnd | None = None
 
 
+@dataclass(frozen=True)
+class _NodeFigures:
+    """What was measured of a node while its ranks ran. common: figures of the whole node; gpu: of each device."""
+
+    started_at: str
+    cores: int
+    common: dict[str, Figure]
+    gpu: list[dict[str, Figure]]
+
+
 def run(
     measurement: Measurement, job: Job, paths: JobPaths, place: NodePlace, cores: list[int], write_part: WritePart
 ) -> FirstFailure:
@@ -60,7 +70,8 @@ def run(
         if running.launcher_seconds is not None:
             common["children_cpu_seconds"] = running.launcher_seconds
         gpu = [{"device": device.name, **sampler.figures()} for device, sampler in zip(devices, samplers, strict=False)]
-        return _write_parts(measurement, job, paths, running, end, common, gpu, started_at, cores, write_part)
+        figures = _NodeFigures(started_at, len(cores), common, gpu)
+        return _write_parts(measurement, job, running, end, figures, write_part)
     finally:
         running.close()
 
@@ -68,27 +79,23 @@ def run(
 def _write_parts(
     measurement: Measurement,
     job: Job,
-    paths: JobPaths,
     running: NodeRun,
     end: NodeEnd,
-    common: dict[str, Figure],
-    gpu: list[dict[str, Figure]],
-    started_at: str,
-    cores: list[int],
+    node: _NodeFigures,
     write_part: WritePart,
 ) -> FirstFailure:
     """Parts of all ranks; a rank that the kernel may have killed gets none, since the node's launcher knows why."""
     found, failures = _all_series(running, end, job)
     first = end.first if end.first in failures else next(iter(failures), None)
-    environment = _environment(running, job, cores)
+    environment = _environment(running, job, node.cores)
     for place, rank in enumerate(running.place.ranks):
         failure = failures.get(rank)
         if failure is not None and failure.kind == _KILLED:
             continue
         figures: dict[str, Figure] = {"cpu_seconds": running.cpu_seconds(rank)}
-        figures["measurement_seconds"] = common["measurement_seconds"]
-        figures |= common if place == 0 else {}
-        figures |= gpu[place] if place < len(gpu) else {}
+        figures["measurement_seconds"] = node.common["measurement_seconds"]
+        figures |= node.common if place == 0 else {}
+        figures |= node.gpu[place] if place < len(node.gpu) else {}
         if job.measuring_pass == "memory" and rank in running.peaks:
             figures |= {"peak_memory_bytes": running.peaks[rank]}
             figures |= {"baseline_memory_bytes": None, "memory_growth_bytes": None}
@@ -105,13 +112,13 @@ def _write_parts(
             rank=rank,
             host=socket.gethostname(),
             status=failure.status if failure else Status.COMPLETED,
-            started_at=started_at,
+            started_at=node.started_at,
             finished_at=utc_now(),
-            failure=_failure(failure, rank, paths, running),
+            failure=_failure(failure, rank, running),
             environment=environment if rank == running.place.ranks[0] else {},
             figures=figures,
         )
-        write_part(part, samples, paths)
+        write_part(part, samples, running.paths)
     return FirstFailure() if first is None else FirstFailure(first, failures[first])
 
 
@@ -161,15 +168,15 @@ def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Ste
     return found, failures
 
 
-def _failure(end: RankEnd | None, rank: int, paths: JobPaths, running: NodeRun) -> Failure | None:
+def _failure(end: RankEnd | None, rank: int, running: NodeRun) -> Failure | None:
     if end is None:
         return None
     logged = rank if rank in running.ranks else running.ranks[0]
-    log = str(paths.rank_log(logged).relative_to(paths.folder.parent.parent))
+    log = str(running.paths.rank_log(logged).relative_to(running.paths.folder.parent.parent))
     return Failure(message=end.message[:600], rank=rank, kind=end.kind, log=log)
 
 
-def _environment(running: NodeRun, job: Job, cores: list[int]) -> dict[str, object]:
-    environment = measured_environment([*job.cell.env, *running.work.environment], len(cores))
+def _environment(running: NodeRun, job: Job, cores: int) -> dict[str, object]:
+    environment = measured_environment([*job.cell.env, *running.work.environment], cores)
     environment |= {"launcher": running.work.launcher, "script_python": script_interpreter(running.work)}
     return environment

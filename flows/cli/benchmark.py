@@ -61,8 +61,7 @@ def benchmark(
     yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for confirmation")] = False,
 ) -> None:
     """Measure models at several batch sizes on several nodes, and write one report."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     def work() -> int:
         from tasks.models.sources import TransientFetchError
@@ -131,7 +130,7 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
     from flows.folders import cache_folder
     from tasks.checks.verification import kind_of
     from tasks.models.model_cache import load_manifest
-    from tasks.planning.inputs import planned_model
+    from tasks.planning.study_models import planned_model
 
     targets = _targets(asked, file)
     defaults = file.benchmark_defaults
@@ -169,7 +168,7 @@ def _named_apart(models: Sequence[str], base: Path) -> "list[tuple[str, ModelSpe
 
     Raises ValueError for one that is named twice.
     """
-    from tasks.planning.inputs import model_spec
+    from tasks.planning.study_models import model_spec
 
     twice = next((written for written, times in Counter(models).items() if times > 1), None)
     if twice is not None:

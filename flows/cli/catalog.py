@@ -54,8 +54,7 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with sources")] = False,
 ) -> None:
     """List accelerators, instances, prices, links or CPUs."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import WRONG_STUDY, guarded
+    from flows.cli.errors import WRONG_STUDY, guarded, plainly
 
     work = lambda: plainly(  # noqa: E731
         lambda: catalog_list(kind, provider, device, region, own, assignments or (), as_json)
@@ -74,8 +73,7 @@ def refresh_command(
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
     """Fetch current prices of the listed instances into the cache; they override the shipped ones."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     work = lambda: plainly(lambda: catalog_refresh(provider, region or (), as_json))  # noqa: E731
     raise typer.Exit(guarded(work, Path(), bool((context.obj or {}).get("debug"))))

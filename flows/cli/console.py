@@ -10,7 +10,7 @@ import sys
 
 from rich.console import Console, ConsoleDimensions
 
-from flows.cli.errors import discard_output
+from flows.cli.streams import discard_output
 
 
 def plain_console(stderr: bool = False) -> Console:

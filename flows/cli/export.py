@@ -49,7 +49,7 @@ def export(
     ] = "all",
 ) -> None:
     """Export a model as ONNX graphs, validated against transformers, or as TensorRT plans."""
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     work = lambda: _export(model, to, out, dtype, optimization)  # noqa: E731
     raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))

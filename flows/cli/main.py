@@ -114,7 +114,8 @@ def run(
     ] = False,
 ) -> None:
     """Measure a study, or resume it, and write its report."""
-    from flows.cli.run import dry_run_study, guarded, run_study
+    from flows.cli.errors import guarded
+    from flows.cli.run import dry_run_study, run_study
     from flows.cli.until_decided import run_until_decided
 
     if until_decided and only_failed:
@@ -138,9 +139,8 @@ def examples(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="where to copy it")] = Path(),
 ) -> None:
     """List the shipped studies, or copy one with the files that it names."""
-    from flows.cli.errors import plainly
+    from flows.cli.errors import guarded, plainly
     from flows.cli.examples import copy_example, print_examples
-    from flows.cli.run import guarded
 
     def work() -> int:
         if name is not None:
@@ -153,7 +153,8 @@ def examples(
 
 def validate(context: typer.Context, study: StudyFile, assignments: Assignments = None) -> None:
     """Validate a study file and everything it refers to, and print the number of measurements."""
-    from flows.cli.run import guarded, validate_study
+    from flows.cli.errors import guarded
+    from flows.cli.run import validate_study
 
     raise typer.Exit(guarded(lambda: validate_study(study, assignments or []), study, context.obj["debug"]))
 
@@ -164,9 +165,8 @@ def convert(
     destination: Annotated[Path, typer.Argument(metavar="TO", help="folder to write: a model with safetensors")],
 ) -> None:
     """Convert a pickled checkpoint to safetensors, in a separate process that loads weights only."""
-    from flows.cli.errors import plainly
+    from flows.cli.errors import guarded, plainly
     from flows.cli.results.inspect import convert_checkpoint
-    from flows.cli.run import guarded
 
     work = lambda: plainly(lambda: convert_checkpoint(source, destination))  # noqa: E731
     raise typer.Exit(guarded(work, source, context.obj["debug"]))
@@ -192,7 +192,7 @@ def doctor(
         typer.echo("--master: has no effect with --calibrate. Leave it out", err=True)
         raise typer.Exit(2)
     if calibrate:
-        from flows.cli.run import guarded
+        from flows.cli.errors import guarded
 
         raise typer.Exit(guarded(lambda: plainly(lambda: calibrate_command(as_json)), Path("doctor"), debug))
     # Not `guarded`: it needs the packages that the doctor may find shadowed by others.
@@ -201,7 +201,7 @@ def doctor(
 
 def ui(context: typer.Context) -> None:
     """Serve Prefect's UI with past runs until Ctrl-C."""
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
     from flows.server.local import serve_ui
 
     raise typer.Exit(guarded(serve_ui, Path("ui"), context.obj["debug"]))
@@ -216,7 +216,7 @@ def deploy_flows(
     pause: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="pause a schedule")] = None,
 ) -> None:
     """Register deployments, schedules and automation with the Prefect API; idempotent."""
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
     from flows.cli.server.deploy import register_flows
 
     def work() -> int:

@@ -4,9 +4,8 @@ import gc
 import logging
 import os
 import sys
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from configs.common.base import WrongArgument
-from configs.common.printable import plural, printable, printable_lines
-from configs.common.secrets import redacted, shown_url
+from configs.common.printable import plural, printable
+from configs.common.secrets import shown_url
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
@@ -25,9 +24,8 @@ from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.console import lasting_console, plain_console
-from flows.cli.errors import discard_output
+from flows.cli.errors import ALL_COMPLETED, MAX_MESSAGE_CHARACTERS, OTHER_ERROR, SOME_UNMEASURED, left_text
 from flows.cli.offers import agreed_to_rent, expected_costs
-from flows.expected import EXPECTED, sentence_of
 from flows.server.local import HEALTHY_SECONDS, ApiLease, LocalServerError
 
 if TYPE_CHECKING:
@@ -41,61 +39,6 @@ _SERVER_SECONDS = 15.0
 One that creates its database has HEALTHY_SECONDS: else nobody's first run would be recorded on a slow machine.
 """
 _PUBLISH_RETRIES = 5
-
-_MAX_MESSAGE_CHARACTERS = 4000
-
-ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
-
-
-def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: int = OTHER_ERROR) -> int:
-    """Run a command and print a message instead of a traceback for errors that a user can correct.
-
-    wrong_value: the exit code of a ValueError, for commands where it always means a wrong argument.
-    """
-    console = plain_console(stderr=True)
-    try:
-        return work()
-    except StudyError as error:
-        caught: BaseException = error
-        for problem in error.problems:
-            shown = problem if problem.startswith(str(subject)) else f"{subject}: {problem}"
-            console.print(printable_lines(redacted(shown), _MAX_MESSAGE_CHARACTERS))
-        for line in error.more:
-            console.print(redacted(line))
-        count = error.num_problems
-        console.print(f"{count} problem{'s' if count != 1 else ''}, nothing started")
-        code = WRONG_STUDY
-    except KeyboardInterrupt as error:
-        caught = error
-        console.print(f"interrupted{_left()}")
-        code = OTHER_ERROR
-    except BrokenPipeError as error:
-        caught = error  # the reader of the output has closed the pipe
-        discard_output()
-        code = OTHER_ERROR
-    except (*EXPECTED, LocalServerError) as error:
-        caught = error
-        console.print(printable_lines(redacted(sentence_of(error, begun=_has_begun())), _MAX_MESSAGE_CHARACTERS))
-        wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
-        code = wrong if isinstance(error, ValueError) else OTHER_ERROR
-    if debug:
-        console.print(redacted("".join(traceback.format_exception(caught))), end="")
-    return code
-
-
-def _has_begun() -> bool:
-    """Whether a run has begun in this process, so that there may be measurements."""
-    from tasks.campaign.progress import current_progress
-
-    return bool(current_progress().study)
-
-
-def _left() -> str:
-    """What an interrupted run leaves, after the word for it; nothing where none had begun."""
-    from tasks.campaign.progress import current_progress
-
-    left = current_progress().left_behind or "all launches ended"
-    return f": {left}, completed measurements are kept" if _has_begun() else ""
 
 
 def run_study(
@@ -238,8 +181,8 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
     from tasks.campaign.repeats import targets_in_use
+    from tasks.checks.environment import EnvironmentChanged, check_environment
     from tasks.checks.installed import installed_servers
-    from tasks.checks.machine import EnvironmentChanged, check_environment
 
     if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
         return False
@@ -295,7 +238,7 @@ def _place_of(target: Target) -> str:
     """Return a description of a target for the header."""
     from engine.planner.accelerators import device_text
     from engine.planner.local import local_devices
-    from tasks.checks.machine import this_machine
+    from tasks.checks.environment import this_machine
 
     if isinstance(target, ClusterTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
@@ -310,9 +253,9 @@ def _print_result(console: Console, result: "RunSummary | State[Any]", folder: P
     from tasks.campaign.progress import current_progress
 
     for note in current_progress().notes:
-        console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
+        console.print(f"  note: {printable(note, MAX_MESSAGE_CHARACTERS)}", markup=False)
     if not isinstance(result, RunSummary):
-        console.print(f"cancelled{_left()}", markup=False)
+        console.print(f"cancelled{left_text()}", markup=False)
         return OTHER_ERROR
     if result.already_measured:
         console.print(

@@ -7,13 +7,15 @@ with whole_output():             # a full disk is told
     work()
 """
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.cli.errors import DISK_FAULTS, discard_output
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""A full disk or quota and a failing device: another path of the same disk would be no better."""
 
 
 def open_missing_streams() -> None:
@@ -60,3 +62,8 @@ def whole_output() -> Iterator[None]:
             if not isinstance(error, BrokenPipeError):
                 print(f"standard output: {error.strerror}", file=sys.stderr)
             raise SystemExit(1) from None
+
+
+def discard_output() -> None:
+    """Let standard output, whose reader or disk takes no more, end in the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

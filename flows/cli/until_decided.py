@@ -6,7 +6,7 @@ from pathlib import Path
 from configs.common.printable import plural
 from configs.plans.paths import RunPaths
 from configs.spec.study import load_study
-from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED
+from flows.cli.errors import ALL_COMPLETED, SOME_UNMEASURED
 
 
 def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: Callable[[list[str]], int]) -> int:

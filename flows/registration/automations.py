@@ -20,12 +20,12 @@ from prefect.events.schemas.automations import Automation
 
 from flows.server.settings import HEARTBEAT_SECONDS
 from tasks.prefect_api.events import STUDY, Happened
+from tasks.prefect_api.flow_names import HEARTBEAT_FLOWS, STUDY_FLOWS
 
 NOTIFICATIONS_BLOCK = "rankwise-notifications"
 ZOMBIES = "rankwise: flow runs that went without a word"
 STUDY_FAILED, REGRESSION, BUDGET = "rankwise: study failed", "rankwise: regression found", "rankwise: budget near"
 HEARTBEATS_MISSED_SECONDS = 3 * HEARTBEAT_SECONDS
-_FLOWS = ["study in short", "study from the form", "scheduled sweep", "scaling study"]
 _PAGE = 200
 
 
@@ -49,7 +49,7 @@ def zombie_automation() -> AutomationCore:
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended + starting)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*_FLOWS, "publish a study"]},
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*HEARTBEAT_FLOWS]},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
@@ -66,7 +66,7 @@ def telling_automations(notifications: Sequence[UUID]) -> list[AutomationCore]:
     failed = EventTrigger(
         expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
         match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": _FLOWS},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*STUDY_FLOWS]},
         posture=Posture.Reactive,
         threshold=1,
     )

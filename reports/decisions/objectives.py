@@ -20,7 +20,8 @@ from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
 from reports.profiles.profiled import profiled, why_unprofiled
-from reports.reading.load import NO_MODEL, CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.names import NO_MODEL
 from reports.text import UNKNOWN, Table, escaped, first_of, number, plural
 from reports.training.cells import exposed_shares
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from reports.charts.chart import MAX_ROWS, Chart, ChartPoint, ChartSeries, measured_point
 from reports.document.structure import Document, Section
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, FigureKind
-from reports.runs.compare import Change, Comparison
 from reports.runs.compare_text import (
     change_table,
     comparison_headline,
@@ -24,6 +23,7 @@ from reports.runs.compare_text import (
     short_commit,
     threshold_text,
 )
+from reports.runs.comparison import Change, Comparison
 from reports.runs.history import KeptRun
 from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, code, escaped, estimate_cell, joined, percent, plural

@@ -41,11 +41,6 @@ def inline_plain(text: str) -> str:
     return "".join(value for kind, value in tokens(text) if kind != "bold")
 
 
-def section_plain(text: str) -> str:
-    """A text of a section without marks."""
-    return inline_plain(text) if isinstance(text, Markdown) else str(text)
-
-
 def tokens(text: str) -> Iterator[tuple[str, str]]:
     for found in _TOKEN.finditer(text):
         kind = found.lastgroup or "text"

@@ -21,7 +21,8 @@ from reports.laws.laws import MeasuredPoint, ScalingLaws, fit_laws, scaled
 from reports.laws.text import changed_text, law_lines, more_than_linear
 from reports.numbers.statistics import ROUNDING, Estimate, Ratio, paired_ratio
 from reports.provenance import facts_set_by
-from reports.reading.load import CellResult, StudyResult, flat_environment, shown_times
+from reports.reading.load import CellResult, StudyResult, shown_times
+from reports.reading.names import flat_environment
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent, plural, ratio_cell, ratio_text
 
 

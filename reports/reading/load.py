@@ -8,7 +8,6 @@ Samples are reduced to rates as they are read (`reports.reading.read`), so that 
 little memory; `study.samples` reads those of one record again.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.files.reading import read_json_object, reason_of
-from configs.common.printable import plural_noun, printable, value_text
+from configs.common.printable import plural_noun
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
+from configs.plans.plan import Plan, PlannedExperiment, read_plan
 from configs.records.rates import Column
 from configs.records.record import Status, place_set_aside
 from configs.records.samples import read_samples
@@ -29,16 +28,12 @@ from configs.workloads.descriptor import ComparedLatency, Descriptor, ShownTime
 from reports.numbers.percentiles import Percentiles, Pooled, percentiles
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.numbers.stopping import confidence
+from reports.reading.names import cell_names, model_title, title_of_name
 from reports.reading.read import Reading, Unreadable, cell_folders, unreadable
 from reports.reading.readers import read_cells
 
-NO_MODEL = "no model"
-"""Stands where tables name the model, of work that has none."""
-
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
-
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -221,7 +216,7 @@ class StudyResult:
 
     def title(self, experiment: PlannedExperiment) -> str:
         """`strong: llama-110m (random weights)`."""
-        return experiment.name + (f": {_title_of_name(self.plan, experiment.model)}" if experiment.model else "")
+        return experiment.name + (f": {title_of_name(self.plan, experiment.model)}" if experiment.model else "")
 
 
 def load_run(run: RunPaths) -> StudyResult:
@@ -263,23 +258,6 @@ def unaltered(group: list[CellResult]) -> list[CellResult]:
     return [result for result in group if not result.altered] or group
 
 
-def model_title(plan: Plan, identity: str | None) -> str:
-    """The name that a study gives a model, marked where its weights are random."""
-    if identity is None:
-        return NO_MODEL
-    named = next((model for model in plan.models if model.identity == identity), None)
-    return _marked(named) if named else identity
-
-
-def _title_of_name(plan: Plan, name: str) -> str:
-    named = next((model for model in plan.models if model.name == name), None)
-    return _marked(named) if named else name
-
-
-def _marked(model: PlannedModel) -> str:
-    return f"{model.name} (random weights)" if model.synthetic else model.name
-
-
 def _cells(
     plan: Plan, readings: Iterable[Reading], pooled: Mapping[str, Mapping[str, Pooled]]
 ) -> dict[str, CellResult]:
@@ -314,72 +292,6 @@ def _cells(
 def _throttled(measurements: Iterable[Reading]) -> bool:
     """Whether heat, the power cap or the hardware slowed a GPU down in a repeat that counts: a mark for every table."""
     return any(True in measurement.by_rank("throttled") for measurement in measurements if measurement.completed)
-
-
-def cell_names(plan: Plan) -> dict[str, str]:
-    """A name for each cell by key: its label, with what tells it from others of the same label."""
-    groups: dict[tuple[str | None, str], list[str]] = defaultdict(list)
-    for key, cell in plan.cells.items():
-        groups[cell.model, _label(cell)].append(key)
-    names = {}
-    for (_, label), keys in groups.items():
-        fields = {key: _flat(plan.cells[key].model_dump(mode="json")) for key in keys}
-        telling = _telling(list(fields.values()))
-        # A file's hash says nothing to a reader, who needs it where nothing else tells the cells apart.
-        words = [name for name in telling if not any(_is_hash(flat.get(name)) for flat in fields.values())]
-        apart = {repr([flat.get(name) for name in words]) for flat in fields.values()}
-        for key in keys:
-            # A label has the target's name and texts of the workload.
-            extra = [
-                _field_text(name, fields[key].get(name)) for name in (words if len(apart) == len(keys) else telling)
-            ]
-            names[key] = printable(", ".join([label, *extra]))
-    return names
-
-
-def _telling(fields: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields in which cells differ. A mapping that some have and others lack differs by its entries: of `env` the
-    variables tell, and to say `no env` of a cell that has some would be wrong."""
-    every = sorted({name for flat in fields for name in flat})
-    telling = [name for name in every if len({repr(flat.get(name)) for flat in fields}) > 1]
-    entries = [name for name in telling if not any(other.startswith(f"{name}.") for other in telling)]
-    found, kept = (len({repr([flat.get(name) for name in names]) for flat in fields}) for names in (telling, entries))
-    return entries if kept == found else telling
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and _HASH.fullmatch(value) is not None
-
-
-def _field_text(name: str, value: Any) -> str:
-    """`8 prompts`, `no variant`, `env.OMP_NUM_THREADS` as `OMP_NUM_THREADS 2`, a file by the start of its hash."""
-    word = name.rpartition(".")[2]
-    if word == "num_prompts" and value not in (None, 1):
-        return f"{value} prompts"
-    return f"no {word}" if value is None else f"{word} {value[:12] if _is_hash(value) else value_text(value)}"
-
-
-def _label(cell: Cell) -> str:
-    return f"{cell.label}, answers kept" if cell.workload.keeps_answers else cell.label
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def flat_environment(environment: dict[str, Any]) -> dict[str, str]:
-    """An environment as dotted names and text, sorted by name."""
-    flat = _flat(environment)
-    texts = {
-        name: ", ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in flat.items()
-    }
-    return dict(sorted(texts.items()))
 
 
 def _set_aside(run: RunPaths, cells: Mapping[str, CellResult]) -> Iterator[str]:

@@ -16,7 +16,8 @@ from configs.plans.plan import Plan
 from configs.records.record import Status
 from configs.workloads import DESCRIPTORS
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
-from reports.reading.load import CellResult, StudyResult, flat_environment
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.names import flat_environment
 from reports.text import joined
 
 OTHERS_SHARE = "others_cpu_share"

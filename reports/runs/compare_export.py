@@ -11,8 +11,8 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 from reports.reading.run_figures import CellFigures, RunFigures
-from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict, Difference
 from reports.runs.compare_text import change_ratio_text, change_text, what_would_help
+from reports.runs.comparison import CellChange, Change, Comparison, ComparisonVerdict, Difference
 from reports.text import UNKNOWN
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from configs.common.printable import printable, printable_lines
 from reports.numbers.drift import drift, noise
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
-from reports.runs.compare import OF_SINGLE, CellChange, Change, Comparison, ComparisonVerdict
+from reports.runs.compare import OF_SINGLE
+from reports.runs.comparison import CellChange, Change, Comparison, ComparisonVerdict
 from reports.tables import NOISE_LIMIT
 from reports.templating import template_environment
 from reports.text import (

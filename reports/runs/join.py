@@ -33,7 +33,8 @@ from reports.decisions.nodes import (
 from reports.decisions.spending import study_costs
 from reports.decisions.wrong_answers import wrong_cells
 from reports.numbers.statistics import Estimate
-from reports.reading.load import CellResult, StudyResult, model_title
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.names import model_title
 from reports.reading.run_figures import RunFigures, run_figures
 from reports.runs.compare import FIRST, OF_SINGLE
 from reports.runs.compare_text import short_commit

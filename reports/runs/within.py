@@ -25,10 +25,6 @@ from reports.numbers.statistics import min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
 from reports.runs.compare import (
-    CellChange,
-    Change,
-    Comparison,
-    ComparisonVerdict,
     changed_environment,
     idle_cell,
     idle_repeats,
@@ -36,6 +32,7 @@ from reports.runs.compare import (
     repeats_needed,
     unmeasured_cell,
 )
+from reports.runs.comparison import CellChange, Change, Comparison, ComparisonVerdict
 
 _FAST = 0.1
 _MIN_STEPS = 20

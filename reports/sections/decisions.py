@@ -34,7 +34,8 @@ from reports.decisions.nodes import (
 from reports.decisions.objectives import judge_objectives, objectives_sentences, objectives_summary, objectives_table
 from reports.decisions.pareto import Pareto, cost_fronts, pareto_sentence, pareto_table, user_fronts
 from reports.decisions.recommendation import open_questions, recommend, recommendation_table
-from reports.decisions.savings import savings, savings_table, unknown_savings
+from reports.decisions.savings.estimates import savings
+from reports.decisions.savings.saving import savings_table, unknown_savings
 from reports.decisions.spending import study_costs
 from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.document.album import Album

@@ -12,6 +12,28 @@ _PROMETHEUS, _GRAFANA = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.1"
 _MASTER_PORT = 29500
 _ENTRYPOINT = 'RANKWISE_API_KEY="$$(cat /run/secrets/rankwise_key)" exec rankwise "$$@"'
 """Compose replaces `$$` by `$`."""
+_MONITORING: dict[str, Any] = {
+    "prometheus": {
+        "image": _PROMETHEUS,
+        "volumes": ["./prometheus.yml:/etc/prometheus/prometheus.yml:ro", "prometheus:/prometheus"],
+        "secrets": ["rankwise_key"],
+        "restart": "unless-stopped",
+        "depends_on": {"server": {"condition": "service_healthy"}},
+    },
+    "grafana": {
+        "image": _GRAFANA,
+        "ports": ["127.0.0.1:3000:3000"],
+        "volumes": [
+            "./grafana/datasources.yml:/etc/grafana/provisioning/datasources/rankwise.yml:ro",
+            "./grafana/dashboards.yml:/etc/grafana/provisioning/dashboards/rankwise.yml:ro",
+            "./grafana/serving.json:/var/lib/grafana/dashboards/serving.json:ro",
+            "grafana:/var/lib/grafana",
+        ],
+        "restart": "unless-stopped",
+        "depends_on": ["prometheus"],
+    },
+}
+"""Services that watch the server: Prometheus, and Grafana with its dashboard."""
 
 
 def compose_of_server(served: ContainedServer) -> dict[str, Any]:
@@ -20,6 +42,31 @@ def compose_of_server(served: ContainedServer) -> dict[str, Any]:
     The token comes from a secret, a file that only the server and Prometheus read. Nothing but the server's port and
     Grafana's, on this machine's loopback address, can be reached from outside.
     """
+    compose = {
+        "name": f"rankwise-{served.slug}",
+        "services": {"server": _server(served), **_MONITORING},
+        "secrets": {"rankwise_key": {"file": "./rankwise_key"}},
+        "volumes": {"prometheus": {}, "grafana": {}},
+    }
+    scrape = {
+        "job_name": "rankwise",
+        "metrics_path": METRICS_PATH,
+        "authorization": {"credentials_file": "/run/secrets/rankwise_key"},
+        "static_configs": [{"targets": [f"server:{PORT}"]}],
+    }
+    source = {"name": "Prometheus", "uid": "prometheus", "type": "prometheus", "url": "http://prometheus:9090"}
+    provider = {"name": "rankwise", "type": "file", "options": {"path": "/var/lib/grafana/dashboards"}}
+    return {
+        "compose.yaml": compose,
+        "prometheus.yml": {"global": {"scrape_interval": "5s"}, "scrape_configs": [scrape]},
+        "grafana/datasources.yml": {"apiVersion": 1, "datasources": [source | {"access": "proxy", "isDefault": True}]},
+        "grafana/dashboards.yml": {"apiVersion": 1, "providers": [provider]},
+        "grafana/serving.json": serving_dashboard(),
+    }
+
+
+def _server(served: ContainedServer) -> dict[str, Any]:
+    """Return the service of the server itself, with what it may not do."""
     server: dict[str, Any] = {
         "build": ".",
         "image": f"rankwise-{served.slug}",
@@ -39,48 +86,7 @@ def compose_of_server(served: ContainedServer) -> dict[str, Any]:
     if served.gpus:
         device = {"driver": "nvidia", "count": served.gpus, "capabilities": ["gpu"]}
         server["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    compose = {
-        "name": f"rankwise-{served.slug}",
-        "services": {
-            "server": server,
-            "prometheus": {
-                "image": _PROMETHEUS,
-                "volumes": ["./prometheus.yml:/etc/prometheus/prometheus.yml:ro", "prometheus:/prometheus"],
-                "secrets": ["rankwise_key"],
-                "restart": "unless-stopped",
-                "depends_on": {"server": {"condition": "service_healthy"}},
-            },
-            "grafana": {
-                "image": _GRAFANA,
-                "ports": ["127.0.0.1:3000:3000"],
-                "volumes": [
-                    "./grafana/datasources.yml:/etc/grafana/provisioning/datasources/rankwise.yml:ro",
-                    "./grafana/dashboards.yml:/etc/grafana/provisioning/dashboards/rankwise.yml:ro",
-                    "./grafana/serving.json:/var/lib/grafana/dashboards/serving.json:ro",
-                    "grafana:/var/lib/grafana",
-                ],
-                "restart": "unless-stopped",
-                "depends_on": ["prometheus"],
-            },
-        },
-        "secrets": {"rankwise_key": {"file": "./rankwise_key"}},
-        "volumes": {"prometheus": {}, "grafana": {}},
-    }
-    scrape = {
-        "job_name": "rankwise",
-        "metrics_path": METRICS_PATH,
-        "authorization": {"credentials_file": "/run/secrets/rankwise_key"},
-        "static_configs": [{"targets": [f"server:{PORT}"]}],
-    }
-    source = {"name": "Prometheus", "uid": "prometheus", "type": "prometheus", "url": "http://prometheus:9090"}
-    provider = {"name": "rankwise", "type": "file", "options": {"path": "/var/lib/grafana/dashboards"}}
-    return {
-        "compose.yaml": compose,
-        "prometheus.yml": {"global": {"scrape_interval": "5s"}, "scrape_configs": [scrape]},
-        "grafana/datasources.yml": {"apiVersion": 1, "datasources": [source | {"access": "proxy", "isDefault": True}]},
-        "grafana/dashboards.yml": {"apiVersion": 1, "providers": [provider]},
-        "grafana/serving.json": serving_dashboard(),
-    }
+    return server
 
 
 def compose_of_study(study: str, nodes: int, ranks_per_node: int, gpus: int = 0) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from configs.serving.settings import API_KEY_VARIABLE
 from slurm.manifests.dockerfile import USER_ID
 from slurm.manifests.serving import PORT, ContainedServer, escaped
 
@@ -34,25 +35,7 @@ def kubernetes_of_server(
     The autoscaler follows the queue by the metric `vllm_num_requests_waiting` of the pods, which an adapter such as
     prometheus-adapter gives to Kubernetes.
     """
-    name = served.slug
-    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
-    key = {"name": "RANKWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": f"{name}-key", "key": "key"}}}
-    ready = {"httpGet": {"path": "/readyz", "port": "http"}}
-    alive = {"httpGet": {"path": "/healthz", "port": "http"}}
-    weights = served.weights_bytes >> 30
-    container = {
-        "name": "server",
-        "image": image,
-        "args": escaped(served.command),
-        "env": [key],
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
-        "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 3},
-        "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
-        "resources": _resources("1", 2 + weights, 8 + 2 * weights),
-        "securityContext": _CONTAINER_SECURITY,
-        "volumeMounts": [_SHM_MOUNT, _CACHE_MOUNT],
-    }
+    name, labels = served.slug, _labels(served.slug)
     annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(PORT), "prometheus.io/path": "/metrics"}
     deployment = {
         "apiVersion": "apps/v1",
@@ -67,34 +50,58 @@ def kubernetes_of_server(
                 "spec": {
                     "terminationGracePeriodSeconds": 45,
                     "securityContext": _SECURITY,
-                    "containers": [container],
+                    "containers": [_server_container(served, image)],
                     "volumes": [_SHM, _CACHE],
                 },
             },
         },
     }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
+    ports = [{"name": "http", "port": 80, "targetPort": "http"}]
+    files = {
+        "deployment.yaml": deployment,
+        "service.yaml": _service(name, {"selector": labels, "ports": ports}),
+        "autoscaler.yaml": _autoscaler(name, replicas, max(replicas, max_replicas)),
     }
-    waiting = {"metric": {"name": "vllm_num_requests_waiting"}, "target": {"type": "AverageValue", "averageValue": "4"}}
-    autoscaler = {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-            "minReplicas": replicas,
-            "maxReplicas": max(replicas, max_replicas),
-            "metrics": [{"type": "Pods", "pods": waiting}],
-        },
-    }
-    files = {"deployment.yaml": deployment, "service.yaml": service, "autoscaler.yaml": autoscaler}
     gpus = max(1, served.gpus or served.tp * served.pp * served.dp)
     args = escaped(served.model_copy(update={"gpus": gpus}).command)
     return _with_overlays(files, deployment, "server", gpus, args)
+
+
+def _server_container(served: ContainedServer, image: str) -> dict[str, Any]:
+    """Return the container of a server, with its probes; the token comes from the Secret."""
+    key = {"name": API_KEY_VARIABLE, "valueFrom": {"secretKeyRef": {"name": f"{served.slug}-key", "key": "key"}}}
+    ready = {"httpGet": {"path": "/readyz", "port": "http"}}
+    alive = {"httpGet": {"path": "/healthz", "port": "http"}}
+    weights = served.weights_bytes >> 30
+    return {
+        "name": "server",
+        "image": image,
+        "args": escaped(served.command),
+        "env": [key],
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
+        "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 3},
+        "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
+        "resources": _resources("1", 2 + weights, 8 + 2 * weights),
+        "securityContext": _CONTAINER_SECURITY,
+        "volumeMounts": [_SHM_MOUNT, _CACHE_MOUNT],
+    }
+
+
+def _autoscaler(name: str, min_replicas: int, max_replicas: int) -> dict[str, Any]:
+    """Return what adds a replica where more than four requests wait for each."""
+    waiting = {"metric": {"name": "vllm_num_requests_waiting"}, "target": {"type": "AverageValue", "averageValue": "4"}}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, "labels": _labels(name)},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicas": min_replicas,
+            "maxReplicas": max_replicas,
+            "metrics": [{"type": "Pods", "pods": waiting}],
+        },
+    }
 
 
 def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int) -> dict[str, Any]:
@@ -102,7 +109,7 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
 
     A pod asks for 1 GiB a rank (4 at least) and is ended beyond 4 GiB a rank (16 at least).
     """
-    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+    labels = _labels(name)
     words = [
         "torchrun",
         f"--nnodes={nodes}",
@@ -131,18 +138,14 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
     job = _job(name, labels, container, [_SHM, {"name": "script", "configMap": {"name": f"{name}-script"}}])
     job["spec"] |= {"completions": nodes, "parallelism": nodes, "completionMode": "Indexed"}
     job["spec"]["template"]["spec"] |= {"subdomain": name}
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": name},
-            "ports": [{"name": "rendezvous", "port": _MASTER_PORT}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"batch.kubernetes.io/job-name": name},
+        "ports": [{"name": "rendezvous", "port": _MASTER_PORT}],
     }
-    return _with_overlays({"job.yaml": job, "service.yaml": service}, job, "ranks", ranks_per_node, None)
+    files = {"job.yaml": job, "service.yaml": _service(name, spec)}
+    return _with_overlays(files, job, "ranks", ranks_per_node, None)
 
 
 def kubernetes_of_study(
@@ -158,7 +161,7 @@ def kubernetes_of_study(
     memory_bytes: what all ranks of its largest cell take; the Job asks for 4 GiB and is ended beyond 16 at least.
     """
     needed = -(-memory_bytes >> 30)
-    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+    labels = _labels(name)
     container = {
         "name": "study",
         "image": image,
@@ -187,6 +190,14 @@ def kubernetes_of_study(
     }
     job = _job(name, labels, container, volumes)
     return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", gpus, None)
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+
+
+def _service(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": _labels(name)}, "spec": spec}
 
 
 def _resources(cores: str, request_gib: int, limit_gib: int) -> dict[str, Any]:

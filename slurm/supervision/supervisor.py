@@ -28,9 +28,9 @@ from configs.common.system.lock_files import locks_needed
 from configs.common.system.ports import free_port
 from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import ServiceState, SupervisedProcess
+from configs.serving.settings import API_KEY_VARIABLE
 from slurm.launcher.node import interface_of
 
-KEY_VARIABLE = "RANKWISE_API_KEY"
 _SOON_SECONDS, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 30.0, 0.2, 15.0
 _LOOK_SECONDS = 0.1
 
@@ -106,12 +106,12 @@ class Supervisor:
         service, log = self.service, self.folder / "server.log"
         cut_log(log)
         environment = os.environ | service.environment
-        environment.pop(KEY_VARIABLE, None)
+        environment.pop(API_KEY_VARIABLE, None)
         if service.own_address is not None and (interface := interface_of(service.own_address)) is not None:
             for name, value in (("GLOO", interface), ("TP", interface), ("NCCL", f"={interface}")):
                 environment.setdefault(f"{name}_SOCKET_IFNAME", value)
         if service.key_file is not None:
-            environment[KEY_VARIABLE] = read_text(self.folder / service.key_file, 4096).strip()
+            environment[API_KEY_VARIABLE] = read_text(self.folder / service.key_file, 4096).strip()
         if service.settings is not None:
             path = self.folder / service.settings
             write_atomically(path, json.dumps(read_json_object(path) | {"port": self._port}), mode=0o600)

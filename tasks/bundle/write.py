@@ -28,9 +28,11 @@ from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, 
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import with_predictions
 from tasks.planning.script_inputs import replaced_notes
+from tasks.planning.study_models import planned_model, resolved_note
+from tasks.planning.study_plan import make_plan
 
 _COPIED_BYTES = 256 << 20
 """Maximum size of weights in the folder; larger ones are copied to the cluster once, for all users."""

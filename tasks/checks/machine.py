@@ -1,4 +1,4 @@
-"""Check machines against the requirements of a plan and the environment of a run. Does not import Prefect.
+"""Check machines against the requirements of a plan. Does not import Prefect.
 
     check_resources(plan, folder)         # what can be said anywhere: cores, memory, disk of this machine
     check_clusters(plan, targets)         # what only the schedulers of its clusters can say; before a run
@@ -7,54 +7,40 @@ A study of a cluster can be checked and planned where there is no Slurm.
 """
 
 import os
-import platform
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import psutil
-
-from configs.common.base import canonical_json, write_atomically
-from configs.common.files.reading import PLAN_BYTES, read_json_object, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.common.system.cores import quota_cores, usable_cores
 from configs.common.system.memory import host_memory_available
+from configs.common.system.versions import version_of
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
-from configs.targets.target import EndpointTarget, LocalTarget, SshTarget, Target
+from configs.targets.target import LocalTarget, SshTarget, Target
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
-from engine.planner.local import cpu_model, local_devices, local_ranks
+from engine.planner.local import local_devices, local_ranks
 from slurm.launcher.profilers import why_not
 from slurm.schedulers.commands.listing import ClusterError
 from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.inventory import Inventory
 from slurm.ssh.host_checks import HostNeed, lacking
-from slurm.ssh.host_checks import hosts_identity as identity_of_hosts
 from slurm.ssh.loop import wait_for
 from tasks.providers.clouds import provider_named
 from tasks.providers.rental import ProviderError
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
-_PACKAGES = ("torch", "numpy", "transformers", "rankwise")
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class EnvironmentChanged(ValueError):
-    """The run folder holds measurements of another machine or other versions."""
 
 
 def check_resources(plan: Plan, folder: Path) -> None:
@@ -146,7 +132,9 @@ def _device_problems(plan: Plan) -> list[str]:
     """That torch as installed here cannot compute on the devices of this machine: ranks never turn to its cores."""
     problems = []
     for place, target in enumerate(plan.targets):
-        reason = unusable_reason(local_devices(target), _version("torch")) if isinstance(target, LocalTarget) else None
+        if not isinstance(target, LocalTarget):
+            continue
+        reason = unusable_reason(local_devices(target), version_of("torch"))
         if reason is not None:
             problems.append(
                 f"targets[{place}].device: {reason}. Install the build for them "
@@ -216,19 +204,12 @@ def _live_problems(plan: Plan) -> list[str]:
         return []
     problems = []
     for sink in plan.measuring.live:
-        missing = [name for name in LIVE_LIBRARIES[sink] if not _installed(name)]
+        missing = [name for name in LIVE_LIBRARIES[sink] if not version_of(name)]
         if missing:
             problems.append(
                 f"measuring.live: {sink} requires {', '.join(missing)}: pip install {' '.join(LIVE_LIBRARIES[sink])}"
             )
     return problems
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        return bool(version(distribution))
-    except PackageNotFoundError:
-        return False
 
 
 def _memory_problems(plan: Plan) -> list[str]:
@@ -314,107 +295,6 @@ def _parameters(manifest: Path) -> int | None:
     files = read_model(manifest, ModelManifest, PLAN_BYTES).files
     total = sum(file.size_bytes for name, file in files.items() if name.endswith(".safetensors"))
     return total // 4 or None
-
-
-def check_environment(
-    run: RunPaths,
-    accept: bool,
-    targets: Iterable[Target] = (LocalTarget(),),
-    servers: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Compare today's environment with the one that the run folder was begun in; keep today's, and other targets'.
-
-    servers: other projects' that the study measures (`tasks.checks.installed`). Raises EnvironmentChanged, and
-    ClusterError where a cluster of the targets cannot be asked.
-    """
-    targets = tuple(targets)
-    clusters = [target for target in targets if not isinstance(target, LocalTarget)]
-    settings = {f"settings of target {target.name}": target.unkeyed_settings or "the defaults" for target in clusters}
-    today = {**machine_fingerprint(targets), **settings, **servers}
-    path = run.folder / "environment.json"
-    before: dict[str, Any] = {}
-    stale: set[str] = set()
-    if path.exists():
-        with suppress(ValueError):
-            before = read_json_object(path)
-        # Of a target that the study has since, nothing was measured elsewhere.
-        changed = [name for name in today if name in before and before[name] != today[name]]
-        lines = [f"  {name}: was {_fact_text(before[name])}, now {_fact_text(today[name])}" for name in changed]
-        stale = _facts_of_another_kind(before, targets)
-        for target in targets:
-            here, there = f"gpus of target {target.name}", f"target {target.name}"
-            if here in stale:
-                lines.append(f"  {there}: was this machine, now {_fact_text(today[there])}")
-            elif there in stale:
-                lines.append(f"  {there}: was {_fact_text(before[there])}, now this machine")
-        if lines and not accept:
-            told = "\n".join(lines)
-            raise EnvironmentChanged(
-                f"{run.folder}: measured in a different environment:\n{told}\n"
-                "Use --accept-environment to resume in this environment, or --runs for another folder"
-            )
-    kept = {name: fact for name, fact in before.items() if name not in stale} | today
-    if kept != before:
-        write_atomically(path, canonical_json(kept))
-    return today
-
-
-def _fact_text(fact: Any) -> str:
-    """A fact for a person: `none` for what there is not; of rented nodes `instance aws/g5.xlarge, image ami-1`."""
-    if isinstance(fact, dict):
-        return ", ".join(f"{name} {value}" for name, value in fact.items() if value is not None)
-    return "none" if fact is None else str(fact)
-
-
-def _facts_of_another_kind(before: Mapping[str, Any], targets: Iterable[Target]) -> set[str]:
-    """Names of facts that targets had when they were a cluster and are this machine now, or the other way round.
-
-    A target's name, not its kind, is in the key of a cell: the records of one would be taken for the other's.
-    """
-    found: set[str] = set()
-    for target in targets:
-        of_cluster = (f"target {target.name}", f"settings of target {target.name}")
-        found |= set(of_cluster if isinstance(target, LocalTarget) else (f"gpus of target {target.name}",))
-    return found & before.keys()
-
-
-def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
-    """What makes figures comparable: machines and versions.
-
-    Of a cluster its name, partition and kind of nodes count, not the machine that submits: a run may go on from
-    another one. Of an endpoint the server and the model there count, too. Raises ClusterError.
-    """
-    facts: dict[str, Any] = {}
-    inventory = Inventory()
-    for target in targets:
-        if isinstance(target, SshTarget):
-            facts[f"target {target.name}"] = wait_for(identity_of_hosts(target))
-        elif isinstance(target, RentedTarget):
-            facts[f"target {target.name}"] = {"instance": f"{target.kind}/{target.instance}", "image": target.image}
-        elif isinstance(target, ClusterTarget):
-            facts[f"target {target.name}"] = inventory.identity(target)
-        else:
-            facts |= this_machine() | {f"gpus of target {target.name}": device_text(local_devices(target)) or None}
-            if isinstance(target, EndpointTarget):  # neither is in the key of a cell
-                facts[f"server of target {target.name}"] = f"{target.model} at {target.url}"
-    return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def this_machine() -> dict[str, Any]:
-    """What the machine is on which local targets lie."""
-    return {
-        "host": platform.node(),
-        "cpu_model": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _existing(folder: Path) -> Path:

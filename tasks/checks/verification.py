@@ -29,8 +29,8 @@ from engine.planner.memory.reference import STREAMED
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import failed_records
+from tasks.checks.environment import check_environment
 from tasks.checks.layouts import check_layout
-from tasks.checks.machine import check_environment
 from tasks.checks.verification_inputs import (
     VerificationSpec,
     check_readable,
@@ -41,8 +41,10 @@ from tasks.checks.verification_inputs import (
 )
 from tasks.models.model_cache import load_manifest
 from tasks.models.saved_reference import SavedReference, place_reference
-from tasks.planning.inputs import copy_inputs, make_plan, model_spec, planned_model, resolved_note
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import with_predictions
+from tasks.planning.study_models import model_spec, planned_model, resolved_note
+from tasks.planning.study_plan import make_plan
 
 BATCH_SIZE = 8
 NUM_PROMPTS = 20

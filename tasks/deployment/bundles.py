@@ -30,7 +30,7 @@ from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of
 from tasks.deployment.level_checks import check_levels
 from tasks.models.model_cache import load_manifest
-from tasks.planning.inputs import model_spec, planned_model
+from tasks.planning.study_models import model_spec, planned_model
 from tasks.providers.giving_back import Say
 
 Judge = Callable[[str, Layout, Dtype], tuple[str, str]]

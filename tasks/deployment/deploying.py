@@ -50,7 +50,7 @@ from tasks.deployment.store import Store
 from tasks.deployment.taking_down import remove_everything
 from tasks.deployment.targets import ParsedTarget
 from tasks.models.judgement import judge_model
-from tasks.planning.inputs import model_spec
+from tasks.planning.study_models import model_spec
 from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import LeftBehind, Say

@@ -31,11 +31,12 @@ from reports.tables import noise_warning
 from reports.text import number, percent
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
-from tasks.checks.machine import check_environment
+from tasks.checks.environment import check_environment
 from tasks.checks.verification import kind_of
 from tasks.checks.verification_inputs import made_prompts
 from tasks.models.model_cache import load_manifest
-from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_plan import make_plan
 from tasks.providers.giving_back import Say
 
 KINDS = {"encoder": "encode", "encoder_decoder": "seq2seq", "decoder": "generate"}

@@ -46,7 +46,7 @@ class AboutReference(Frozen):
 
     schema_version: int
     saved_on: dict[str, Any] = Field(
-        description="machine and versions, as `tasks.checks.machine.machine_fingerprint` has them"
+        description="machine and versions, as `tasks.checks.environment.machine_fingerprint` has them"
     )
     model: str = Field(description="identity of the model")
     model_name: str

@@ -1,42 +1,26 @@
-"""A study's models and files, found and copied; the plan made of them. No Prefect here.
+"""The files that a study names, found, checked and copied to its run folder. No Prefect here."""
 
-Used before anything is started (`flows.precheck`) and again by the stages of a run.
-"""
-
-import functools
 import os
 import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.files.reading import SAMPLES_BYTES, TEXT_BYTES, check_regular, read_text
 from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
-from configs.hardware.prices import Offer, TargetPrices, listed_offers, target_prices
 from configs.inputs.examples import read_examples
-from configs.inputs.prompts import numbered_prompts, read_prompts
-from configs.plans.expand import expand
-from configs.plans.model_manifest import read_model_manifest
+from configs.inputs.prompts import read_prompts
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel, UnusableModel, check_plan_size, read_plan
 from configs.spec.experiments import CompressionPasses, Correctness, Optimization, ServerLoad, Sweep
-from configs.spec.study import ModelSpec, StudyError, StudySpec
-from configs.targets.target import LocalTarget
-from configs.workloads.prompted import PromptedWorkload
+from configs.spec.study import StudyError, StudySpec
 from tasks.models.dataset import HUB_PREFIX, write_dataset
-from tasks.models.judgement import unusable_in
-from tasks.models.model_cache import manifest_file
-from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
-from tasks.models.sources import ModelContentError, hub_repository, resolve_model
-from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached, written_twice
-
-if TYPE_CHECKING:
-    from tasks.planning.predictions import MachineOf
+from tasks.models.saved_reference import read_saved_reference
+from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unreached, written_twice
 
 _TEXT = ".txt"
 _SUFFIXES = {
@@ -56,218 +40,6 @@ _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 _MAX_LEARNT = {_TEXT: SAMPLES_BYTES, ".ndjson": TEXT_BYTES, ".npz": SAMPLES_BYTES}
 """Bytes of data that ranks read (`engine.training`), by suffix in the inputs."""
-
-
-class UnusableModelError(StudyError):
-    """A model's files cannot be measured; a study with others is measured without it."""
-
-
-class UnusableModelsError(StudyError):
-    """Our engine cannot measure some models of a plan under the workloads that the study gives them."""
-
-    def __init__(self, models: list[UnusableModel]) -> None:
-        super().__init__([model.reason for model in models])
-        self.models = models
-
-
-def model_spec(written: str, base: Path) -> ModelSpec:
-    """Return the model by folder, `owner/name@revision` or `synthetic:architecture@seed`."""
-    if (base / written).is_dir():
-        return ModelSpec(id=written, name=(base / written).resolve().name)
-    if "@" in written and not written.startswith("synthetic:"):
-        identifier, _, revision = written.rpartition("@")
-        return ModelSpec(id=identifier, revision=revision)
-    return ModelSpec(id=written)
-
-
-def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None = None) -> PlannedModel:
-    """Resolve one model and bring its files.
-
-    before: the plan of an earlier run in the same folder, which pinned the commit of a repository without a revision.
-    Raises StudyError for what no retry can mend (UnusableModelError where the model's files are at fault),
-    `TransientFetchError` for what one may.
-    """
-    try:
-        manifest = resolve_model(spec.id, revision_of(spec, base, before), cache, base)
-    except ModelContentError as error:
-        raise UnusableModelError([f"models[{position}].id: {error}"]) from error
-    except ValueError as error:
-        raise StudyError([f"models[{position}].id: {error}"]) from error
-    return PlannedModel(name=spec.name, identity=manifest.identity, manifest=str(manifest_file(manifest, cache)))
-
-
-def usable_models(
-    study: StudySpec, resolve: Callable[[ModelSpec, int], PlannedModel]
-) -> tuple[list[PlannedModel], tuple[UnusableModel, ...]]:
-    """Resolve the models of a study; those whose files are at fault are returned with the reason.
-
-    Raises StudyError naming every problem for names that are wrong, and where no model is usable.
-    """
-    models: list[PlannedModel] = []
-    unusable: list[UnusableModel] = []
-    problems: list[str] = []
-    for position, spec in enumerate(study.models):
-        try:
-            models.append(resolve(spec, position))
-        except UnusableModelError as error:
-            unusable.append(UnusableModel(name=spec.name, reason=str(error)))
-        except StudyError as error:
-            problems += error.problems
-    if problems or (unusable and not models):
-        raise StudyError([*problems, *(model.reason for model in unusable)])
-    return models, tuple(unusable)
-
-
-def revision_of(spec: ModelSpec, base: Path, before: Plan | None) -> str | None:
-    """Return the revision that a study asks for, else the commit that an earlier run has pinned; None: neither."""
-    repository = hub_repository(spec.id, spec.revision, base)
-    if spec.revision is not None or repository is None:
-        return spec.revision
-    pinned = (model.identity.rpartition("@") for model in (before.models if before is not None else ()))
-    return next((commit for name, _, commit in pinned if name == repository), None)
-
-
-def resolved_note(spec: ModelSpec, model: PlannedModel) -> str | None:
-    """Return what a model's name was resolved to; None where the study file says it all."""
-    written = spec.id if spec.revision is None else f"{spec.id}@{spec.revision}"
-    if model.identity == written or model.identity.startswith("folder:") or spec.id.startswith("synthetic:"):
-        return None
-    random = ", random weights" if model.synthetic else ""
-    return f"model {written} is {model.identity}{random}"
-
-
-def make_plan(
-    study: StudySpec,
-    models: list[PlannedModel],
-    inputs: dict[str, str],
-    folder: Path,
-    cache: Path | None = None,
-    before: Plan | None = None,
-    machine_of: "MachineOf | None" = None,
-) -> Plan:
-    """Expand a study whose inputs lie in `folder`; find the prices of its targets and what scaling is forecast over.
-
-    cache: where the planner finds what it knows of this machine; without it no layouts are ranked. before: the plan of
-    an earlier run in the same folder, whose ranking of layouts stays, and the prices of targets that are gone.
-    machine_of: where cells would run, if not here.
-    """
-
-    @functools.cache  # each cell of a sweep asks for it, and a file may have a hundred megabytes
-    def selected(prompts: str, variant: str | None, limit: int | None) -> int:
-        return len(read_prompts(folder / f"{prompts}.jsonl", variant, limit))
-
-    def count_prompts(workload: PromptedWorkload) -> int:
-        return selected(str(workload.prompts), workload.variant, workload.limit)
-
-    from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
-
-    choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
-    named = [each.reference for each in study.experiments.values() if isinstance(each, Correctness) and each.reference]
-    references = {written: read_saved_reference(reference_in(folder, inputs[written])).workload for written in named}
-    plan = expand(study, models, inputs, count_prompts, choice, references)
-    if problems := misfits(plan, folder) + unexpressed(plan.cells.values()):
-        raise StudyError(problems)
-    _need_tokenizers(plan, folder)
-    if unusable := unusable_in(plan):
-        raise UnusableModelsError([_placed(study, model) for model in unusable])
-    if cache is not None:
-        plan = with_forecast(plan, study, folder, cache)
-    listed = None if cache is None else listed_offers(cache)
-    plan = plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed, before)})
-    check_plan_size(plan)
-    return plan
-
-
-def prices_of(
-    study: StudySpec,
-    inputs: dict[str, str],
-    folder: Path,
-    listed: Sequence[Offer] | None,
-    before: Plan | None = None,
-) -> dict[str, TargetPrices]:
-    """Return the prices of a study's targets: its own, those of its price file, those listed (None: as shipped).
-
-    before: the plan of an earlier run in the same folder. Targets that it had and the study has no more keep their
-    price, unless the price file names them.
-    """
-    own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
-    found = {} if before is None else dict(before.prices)
-    for name in found:
-        stated = target_prices(LocalTarget(name=name), own, ())
-        found[name] = stated if stated.price is not None else found[name]
-    return found | {target.name: target_prices(target, own, listed) for target in study.targets}
-
-
-def make_sound_plan(
-    study: StudySpec,
-    models: list[PlannedModel],
-    unusable: tuple[UnusableModel, ...],
-    inputs: dict[str, str],
-    folder: Path,
-    cache: Path | None,
-    before: Plan | None,
-) -> Plan:
-    """As `make_plan`, without the models that our engine cannot measure; the plan names them, and those of `unusable`.
-
-    Raises StudyError where no model is left.
-    """
-    try:
-        plan = make_plan(study, models, inputs, folder, cache, before)
-    except UnusableModelsError as error:
-        found = {model.name for model in error.models}
-        sound = [model for model in models if model.name not in found]
-        if not sound:
-            raise
-        plan = make_plan(study, sound, inputs, folder, cache, before)
-        unusable = (*unusable, *error.models)
-    return plan.model_copy(update={"unusable": unusable})
-
-
-def _placed(study: StudySpec, model: UnusableModel) -> UnusableModel:
-    position = [spec.name for spec in study.models].index(model.name)
-    return model.model_copy(update={"reason": f"models[{position}].id: {model.name}: {model.reason}"})
-
-
-def earlier_plan(run: RunPaths) -> Plan | None:
-    """The plan of an earlier run in this folder; None where there is none, or none that can be read."""
-    try:
-        return read_plan(run.plan)
-    except (OSError, ValueError):
-        return None
-
-
-def _need_tokenizers(plan: Plan, folder: Path) -> None:
-    """Raises StudyError for models that shall read texts, and bring nothing to read them by."""
-    lacking = {model.identity for model in plan.models if _lacks_tokenizer(model)}
-    texts = functools.cache(functools.partial(_are_texts, folder))
-    for cell in plan.cells.values():
-        if cell.workload.lacks_tokenizer and cell.model in lacking:
-            raise StudyError(
-                [f"workload.tokenizer: {cell.model} has no tokenizer.json. Set one, or leave data out to train on "
-                 "random tokens"]
-            )  # fmt: skip
-        if not isinstance(cell.workload, PromptedWorkload) or cell.model not in lacking:
-            continue
-        if texts(cell.workload.prompts, cell.workload.variant, cell.workload.limit):
-            raise StudyError(
-                [f"workload.prompts: {cell.model} has no tokenizer.json. Leave prompts out to run random tokens, or "
-                 "give `tokens` instead of `prompt` on each line"]
-            )  # fmt: skip
-
-
-def _lacks_tokenizer(model: PlannedModel) -> bool:
-    """Whether a model is known to bring no tokenizer.json: one that is not fetched yet may have one."""
-    if model.synthetic:
-        return True
-    path = Path(model.manifest)
-    return path.is_file() and not (Path(read_model_manifest(path).folder) / "tokenizer.json").is_file()
-
-
-def _are_texts(folder: Path, prompts: str | None, variant: str | None, limit: int | None) -> bool:
-    """Whether no line of a file of prompts gives token ids."""
-    if prompts is None:
-        return False
-    return all(prompt.tokens is None for prompt in numbered_prompts(folder / f"{prompts}.jsonl", variant, limit))
 
 
 def copy_inputs(study: StudySpec, run: RunPaths, base: Path, kept: bool = True) -> dict[str, str]:

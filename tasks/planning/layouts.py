@@ -12,8 +12,8 @@ from pathlib import Path
 from configs.common.execution import Layout
 from configs.hardware.catalog import instance
 from configs.hardware.hardware import Machine
-from configs.plans.expand import LayoutChoice
 from configs.plans.plan import Plan, PlannedForecast, PlannedModel, empty_plan
+from configs.plans.points.layouts import LayoutChoice
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.placement import placed

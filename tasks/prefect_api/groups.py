@@ -22,6 +22,7 @@ from tasks.campaign.graph import RunGraph, StageEnd
 from tasks.campaign.session import Session
 from tasks.prefect_api.api import api_error_text, quick_client
 from tasks.prefect_api.ended import RunCancelled
+from tasks.prefect_api.flow_names import LAUNCHES
 from tasks.prefect_api.stages import in_flow_run, run_logger, within_study
 
 
@@ -51,7 +52,7 @@ def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
 
     # The task that stands for a subflow is found again by this name when the run is tried again.
     launches.__qualname__ = f"launches_of_try_{tries()}"
-    group: Any = flow(name="launches", flow_run_name=title.replace("{", "{{").replace("}", "}}"))(launches)
+    group: Any = flow(name=LAUNCHES, flow_run_name=title.replace("{", "{{").replace("}", "}}"))(launches)
     try:
         with within_study(), _without_heartbeat():
             group(wait_for=upstream or None, return_state=True)

@@ -8,10 +8,8 @@ import logging
 
 from prefect.exceptions import CancelledRun, FailedRun
 
-FLOWS = frozenset(
-    {"scaling study", "study in short", "study from the form", "scheduled sweep", "publish a study", "launches"}
-)
-"""Names of this project's flows."""
+from tasks.prefect_api.flow_names import FLOWS
+
 _UNKNOWN = "<unknown>"
 """Stands for the flow's name where `_run_flow_from_runtime_entrypoint` of prefect/flow_engine.py (3.8.8), under a
 Prefect worker, logs what ended the process of a flow run."""

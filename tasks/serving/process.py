@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.serving.settings import ServingSettings
+from configs.serving.settings import API_KEY_VARIABLE, ServingSettings
 
-API_KEY_VARIABLE = "RANKWISE_API_KEY"
 _STOP_SECONDS = 10.0
 
 

@@ -15,7 +15,7 @@ from engine.planner.families import read_architecture
 from engine.planner.serving import AskedSizes, server_sizes
 from tasks.checks.layouts import check_layout
 from tasks.models.model_cache import load_manifest
-from tasks.planning.inputs import model_spec, planned_model
+from tasks.planning.study_models import model_spec, planned_model
 
 DECODERS = "engine.serving.http.main"
 _LENGTH_WITHOUT_POSITIONS = 512

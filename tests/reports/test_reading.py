@@ -20,7 +20,8 @@ from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from reports.numbers.stopping import confidence
 from reports.reading import readers
-from reports.reading.load import StudyResult, cell_names, load_run
+from reports.reading.load import StudyResult, load_run
+from reports.reading.names import cell_names
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import Table
 from tasks.campaign.ledger import read_ledger, set_aside_damaged

@@ -12,8 +12,9 @@ from configs.spec.study import StudyError, StudySpec, parse_study
 from configs.targets.target import SlurmTarget
 from flows.precheck import check_study
 from tasks import resolve
-from tasks.planning.inputs import make_plan, planned_model
 from tasks.planning.predictions import predicted_before, with_predictions
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan
 from tasks.resolve import CheckedPlan, resolve_study
 
 STUDY = {

@@ -19,8 +19,10 @@ from configs.spec.study import StudySpec, parse_study, study_yaml
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.campaign.records import Collected
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import with_predictions
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan
 
 _ARCHIVE = "study.tar.gz"
 

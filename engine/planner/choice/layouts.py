@@ -4,7 +4,7 @@
 
 Unlike `choice.search`, nothing but the layout changes: the cell's batch, precision and lengths stay, so that every
 prediction can be measured. Layouts on fewer ranks (divisors) are included, because more ranks are not always faster.
-`configs.plans.expand` checks which layouts the engine supports.
+`configs.plans.points.layouts` checks which layouts the engine supports.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Iterable
 
 from configs.common.files.reading import brief
+from configs.serving.settings import API_KEY_VARIABLE
 
 
 def foreign_host(headers: Iterable[tuple[bytes, bytes]], bound: str, api_key: str | None) -> str | None:
@@ -28,7 +29,7 @@ def refusal_of(name: str) -> str:
     """Return the message for a request with such a Host."""
     return (
         f"Host: {brief(name)} is refused by a server without a token. Use localhost or 127.0.0.1, or give the server "
-        "a token (RANKWISE_API_KEY)"
+        f"a token ({API_KEY_VARIABLE})"
     )
 
 

@@ -1,16 +1,41 @@
-"""The socket on which a server takes requests, and the end of its connections.
+"""The process of a server's HTTP side, the socket on which it takes requests, and the end of its connections.
 
 A socket that asyncio is given keeps the kernel's default, by which a small piece of an answer waits until the client
 has acknowledged the one before it, up to 40 ms later: a token of a stream, or a body after its headers.
 """
 
 import asyncio
+import os
+import signal
 import socket
+import sys
 import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.open_files import allow_connections
+from configs.common.system.proc import end_with_parent
+from configs.serving.settings import ServingSettings
+
 _LOOK_SECONDS = 0.1
+
+
+def run_http(arguments: list[str], serve: Callable[[ServingSettings, Path], Coroutine[Any, Any, int]]) -> int:
+    """Run an HTTP process by its command line, SETTINGS_JSON [PARENT_PID]. Returns the exit code."""
+    path = Path(arguments[0]).resolve()
+    if len(arguments) > 1:
+        end_with_parent(signal.SIGTERM, int(arguments[1]))
+    allow_connections()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
+    try:
+        return asyncio.run(serve(read_model(path, ServingSettings, PLAN_BYTES), path))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def listen(host: str, port: int) -> socket.socket:

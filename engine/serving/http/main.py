@@ -10,7 +10,6 @@ does not.
 import asyncio
 import gc
 import json
-import os
 import signal
 import socket
 import sys
@@ -21,18 +20,14 @@ from pathlib import Path
 
 import uvicorn
 
-from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.common.system.open_files import allow_connections
-from configs.common.system.proc import end_with_parent
-from configs.serving.settings import ServingSettings
+from configs.serving.settings import ServingSettings, own_api_key
 from engine.serving.http.app import Server, serving_app
-from engine.serving.http.listening import listen, listener_url, send_rest
+from engine.serving.http.listening import listen, listener_url, run_http, send_rest
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
 from engine.serving.http.replicas import Router
 
-API_KEY_VARIABLE = "RANKWISE_API_KEY"
 _LOOK_SECONDS = 0.1
 _HEADER_BYTES = 64 << 10
 
@@ -51,8 +46,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     listener = listen(settings.host, settings.port)
     metrics = ServerMetrics(settings.name, settings.layout.dp)
     router = Router(settings, path, metrics)
-    key = os.environ.get(API_KEY_VARIABLE, "").strip() or None  # a header's value has no blanks around it either
-    server = Server(settings, ServedModel.read(settings), router, metrics, key)
+    server = Server(settings, ServedModel.read(settings), router, metrics, own_api_key())
     http = _Uvicorn(
         uvicorn.Config(
             serving_app(server),
@@ -127,17 +121,7 @@ async def _drain(server: Server, signals: _Signals) -> float:
 
 def main(arguments: list[str]) -> int:
     """Run the HTTP process. Returns the exit code."""
-    path = Path(arguments[0]).resolve()
-    if len(arguments) > 1:
-        end_with_parent(signal.SIGTERM, int(arguments[1]))
-    allow_connections()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
-    settings = read_model(path, ServingSettings, PLAN_BYTES)
-    try:
-        return asyncio.run(serve(settings, path))
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return run_http(arguments, serve)
 
 
 if __name__ == "__main__":

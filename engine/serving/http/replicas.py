@@ -23,7 +23,7 @@ from typing import Any, cast
 from configs.common.files.logs import cut_log
 from configs.common.files.reading import read_tail
 from configs.common.system.ports import free_port
-from configs.serving.settings import ServingSettings
+from configs.serving.settings import API_KEY_VARIABLE, ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
 from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
@@ -188,7 +188,7 @@ class ReplicaRanks:
                     }
                 )
                 environment.pop(LAUNCHER_VARIABLE, None)
-                environment.pop("RANKWISE_API_KEY", None)
+                environment.pop(API_KEY_VARIABLE, None)
                 if settings.device == "cpu":
                     environment["CUDA_VISIBLE_DEVICES"] = ""
                 if meeting is None:  # no other machine reaches what they listen on

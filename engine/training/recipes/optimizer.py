@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.common.printable import some_of
+
 
 class OptimizerSpec:
     """name: of a class of torch.optim. lr: learning rate. settings: further arguments of that class."""
@@ -61,10 +63,7 @@ def spec_by_parameter(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[
     for spec in specs:
         for pattern in spec.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"optimizer.patterns: {pattern!r} matches no parameter; there are {', '.join(names[:8])}"
-                    + (" ..." if len(names) > 8 else "")
-                )
+                raise ValueError(f"optimizer.patterns: {pattern!r} matches no parameter; there are {some_of(names)}")
     takers = {name: next((spec for spec in specs if spec.matches(name)), None) for name in names}
     return {name: spec for name, spec in takers.items() if spec is not None}
 

@@ -27,8 +27,7 @@ def sbatch_command(
     ] = None,
 ) -> None:
     """Export a study as a folder whose submit.sbatch measures it in one Slurm job."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     work = lambda: plainly(lambda: write(study, assignments or [], out, target))  # noqa: E731
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
@@ -76,7 +75,7 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
 def run_collect(folder: Path) -> int:
     """Run `rankwise collect` and return the exit code."""
     from configs.plans.paths import RunPaths
-    from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED
+    from flows.cli.errors import ALL_COMPLETED, SOME_UNMEASURED
     from reports.render import render_report
     from tasks.bundle.collect import collect_bundle
 
@@ -99,8 +98,7 @@ def run_collect(folder: Path) -> int:
 def _give(context: typer.Context, text: Callable[[], str], out: Path | None, mode: int) -> None:
     """Write a text to a file, else to standard output, and exit."""
     from configs.common.base import write_atomically
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     def work() -> int:
         if out is None:

@@ -18,7 +18,7 @@ def push_command(
 ) -> None:
     """Stage code, libraries and models in a cluster's shared folder, or on SSH hosts, before a run."""
     from flows.cli.cluster.push import push as push_to
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     raise typer.Exit(guarded(lambda: push_to(target, study, assignments or []), study, context.obj["debug"]))
 
@@ -31,6 +31,6 @@ def collect_command(
 ) -> None:
     """Write the records and the report of a bundle after its job has run."""
     from flows.cli.cluster.bundle import run_collect
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     raise typer.Exit(guarded(lambda: run_collect(folder), folder, context.obj["debug"]))

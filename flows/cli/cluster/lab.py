@@ -205,8 +205,7 @@ def _named(name: str) -> str:
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: plainly(work), Path("lab"), debug))

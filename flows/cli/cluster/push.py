@@ -13,7 +13,7 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     """Stage the dependencies of a study on the named target. Returns the exit code; raises StudyError."""
     from flows.folders import cache_folder
     from tasks.campaign.launches.staging import stage_target
-    from tasks.planning.inputs import planned_model, resolved_note
+    from tasks.planning.study_models import planned_model, resolved_note
 
     study = load_study(path, assignments)
     names = [target.name for target in study.targets]

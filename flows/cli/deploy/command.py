@@ -233,7 +233,7 @@ def _targets(target: str | None, targets: str | None) -> tuple[str, ...]:
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
     from flows.cli.deploy.errors import with_user_errors
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: with_user_errors(work), Path("deploy"), debug))

@@ -18,12 +18,12 @@ from configs.common.printable import plural
 from configs.common.system.ports import check_port, free_port
 from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import Deployment, FrontConfig, FrontState, RoutedServer
+from configs.serving.settings import API_KEY_VARIABLE, own_api_key
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
 from tasks.deployment.servers import is_ready
 
 _READY_SECONDS, _LOOK_SECONDS = 30.0, 0.1
-_KEY_VARIABLE = "RANKWISE_API_KEY"
 
 
 def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -> int:
@@ -35,7 +35,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
         raise WrongArgument(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
     if port:
         check_port(port)  # else whoever listens there answers in the front's place that it is ready
-    own = os.environ.get(_KEY_VARIABLE, "").strip() or None
+    own = own_api_key()
     key = None if no_token else own or secrets.token_urlsafe(32)
     backends = tuple(_backend(each, max_in_flight) for each in found)
     port = port or free_port()
@@ -82,7 +82,7 @@ def _announce(process: "subprocess.Popen[bytes]", port: int, key: str | None, ma
         time.sleep(_LOOK_SECONDS)
     typer.echo(f"routing {', '.join(sorted(models))} at {url}/v1", err=True)
     if key is not None and made:
-        typer.echo(f"requests need the header `Authorization: Bearer {key}`; {_KEY_VARIABLE} sets another", err=True)
+        typer.echo(f"requests need the header `Authorization: Bearer {key}`; {API_KEY_VARIABLE} sets another", err=True)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

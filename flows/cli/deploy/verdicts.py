@@ -6,12 +6,12 @@ They are kept for each model, layout and precision, and for the code and the lib
 import json
 import tempfile
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from configs.common.base import content_hash, write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import read_json_object
+from configs.common.system.versions import version_of
 from configs.plans.paths import RunPaths
 from slurm.staging.version import code_version
 from tasks.checks.verification_inputs import VerificationSpec
@@ -27,7 +27,7 @@ _turn = threading.Lock()
 def judged_by_transformers(data: Path) -> Judge:
     """Return a judge that verifies on this machine once and remembers what it found."""
 
-    computed_by = code_version() | {name: _version(name) for name in _LIBRARIES}
+    computed_by = code_version() | {name: version_of(name) for name in _LIBRARIES}
 
     def judge(model: str, layout: Layout, dtype: Dtype) -> tuple[str, str]:
         from flows.cli.verify.run import VerificationRequest, verified
@@ -51,14 +51,6 @@ def judged_by_transformers(data: Path) -> Judge:
             return outcome.verdict, outcome.reason
 
     return judge
-
-
-def _version(distribution: str) -> str:
-    """The version of an installed library, without importing it; empty: it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _known(path: Path) -> tuple[str, str] | None:

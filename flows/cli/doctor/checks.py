@@ -31,6 +31,7 @@ from configs.common.printable import plural
 from configs.common.secrets import without_password
 from configs.common.system.cores import quota_cores
 from configs.common.system.memory import host_memory_available, host_memory_total
+from configs.common.system.versions import version_of
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not
 
@@ -79,9 +80,8 @@ def check_packages(constraints: Path) -> list[DoctorCheck]:
 def _package(requirement: Requirement, tested: str | None, constraints: Path) -> DoctorCheck:
     name = f"package {_normal(requirement.name)}"
     repair = f"install the tested version: pip install --constraint {quote(str(constraints))} '{requirement}'"
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
+    version = version_of(requirement.name)
+    if version is None:
         return DoctorCheck(name, "missing", "not installed", repair)
     if not requirement.specifier.contains(version, prereleases=True):
         return DoctorCheck(name, "missing", f"{version}, needed is {requirement.specifier}", repair)

@@ -4,7 +4,6 @@ Like `flows.cli.doctor.checks`: nothing large is imported, and every problem has
 /proc and /dev, other than / in tests.
 """
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from configs.common.printable import significant
+from configs.common.system.versions import version_of
 from configs.spec.measuring import LIVE_LIBRARIES
 from flows.cli.doctor.checks import DoctorCheck, run_command
 
@@ -172,10 +172,6 @@ def _nccl_buffer() -> DoctorCheck:
 
 def _versions(names: Iterable[str]) -> tuple[str, list[str]]:
     """Return the versions of installed distributions as text, and the names of absent ones."""
-    found, absent = [], []
-    for name in names:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-    return ", ".join(found), absent
+    versions = {name: version_of(name) for name in names}
+    found = [f"{name} {version}" for name, version in versions.items() if version is not None]
+    return ", ".join(found), [name for name, version in versions.items() if version is None]

@@ -36,7 +36,7 @@ def add(
     again: Annotated[bool, typer.Option("--again", help="replace the environment that is there")] = False,
 ) -> None:
     """Install a server into an environment of its own, which studies find by its name."""
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     raise typer.Exit(guarded(lambda: _add(name, again), Path(name), context.obj["debug"]))
 
@@ -44,7 +44,7 @@ def add(
 @app.command("list")
 def list_command(context: typer.Context) -> None:
     """List the environments that are there."""
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     raise typer.Exit(guarded(_list, Path("engine"), context.obj["debug"]))
 

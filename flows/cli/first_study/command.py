@@ -22,8 +22,8 @@ def init(
     ranks: Annotated[int, typer.Option(min=1, max=4096, help="largest number of ranks of the first experiment")] = 2,
 ) -> None:
     """Write a first study of a script of yours, by looking at its source or by asking."""
+    from flows.cli.errors import guarded
     from flows.cli.first_study.write import init_study
-    from flows.cli.run import guarded
 
     ask = None if source is not None or not sys.stdin.isatty() else _ask
     work = lambda: plainly(lambda: init_study(source, output, ranks, ask))  # noqa: E731
@@ -32,8 +32,8 @@ def init(
 
 def schema(context: typer.Context) -> None:
     """Print the JSON schema of study files, for editors."""
+    from flows.cli.errors import guarded
     from flows.cli.first_study.write import print_schema
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(print_schema), Path("schema"), context.obj["debug"]))
 

@@ -85,10 +85,9 @@ def measure_server(
 ) -> None:
     """Send requests to an OpenAI-compatible server and print latencies, rates and a verdict."""
     from configs.common.secrets import shown_url
-    from flows.cli.errors import plainly
+    from flows.cli.errors import guarded, plainly
     from flows.cli.load.request import LoadRequest, ShapeOptions, made_request, refuse_unused
     from flows.cli.load.run import run_request
-    from flows.cli.run import guarded
 
     shape = ShapeOptions(rate, users, trace, speed, arrivals, burstiness, think)
     contents = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.common.base import write_atomically
+from configs.common.printable import some_of
 from flows.cli.options import write_output
 
 if TYPE_CHECKING:
@@ -270,14 +271,12 @@ def _new(out: Path) -> Path:
 
 def _said(folder: Path, *commands: str) -> int:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    shown = names if len(names) < 12 else [*names[:11], "..."]
-    print("\n".join([f"{folder}: {', '.join(shown)}", *(f"  next: {command}" for command in commands)]))
+    print("\n".join([f"{folder}: {some_of(names, 11)}", *(f"  next: {command}" for command in commands)]))
     return 0
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: plainly(work), Path("manifest"), debug, wrong_value=2))

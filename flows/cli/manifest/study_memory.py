@@ -13,7 +13,7 @@ from configs.spec.study import StudySpec
 from configs.workloads import descriptor_of
 from engine.planner.catalog import find_model
 from engine.planner.memory.stored import BYTES
-from flows.cli.plan.study import planned
+from flows.cli.plan.planned_study import planned
 from tasks.models.hub import TransientFetchError
 
 _TRAINED = 4

@@ -376,8 +376,7 @@ def _patience() -> Any:
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: plainly(lambda: _named(work)), Path("nodes"), debug))

@@ -44,8 +44,7 @@ def list_nodes(
     ] = None,
 ) -> None:
     """List where a study could run, and which rented nodes run now."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import WRONG_STUDY, guarded
+    from flows.cli.errors import WRONG_STUDY, guarded, plainly
 
     work = lambda: plainly(lambda: _list(output, hardware_filter))  # noqa: E731
     raise typer.Exit(guarded(work, Path("list-nodes"), bool((context.obj or {}).get("debug")), WRONG_STUDY))

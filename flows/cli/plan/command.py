@@ -98,10 +98,9 @@ def plan(
     assignments: PlanAssignments = None,
 ) -> None:
     """Predict which layouts fit, their speed and their cost, before anything is run."""
-    from flows.cli.errors import plainly
+    from flows.cli.errors import WRONG_STUDY, guarded, plainly
     from flows.cli.plan.model import run_plan
     from flows.cli.plan.request import PlanRequest
-    from flows.cli.run import WRONG_STUDY, guarded
 
     request = PlanRequest(
         words=tuple(words or ()), model=model, family=family, mode=mode, gpus=gpus, max_gpus=max_gpus,
@@ -130,9 +129,8 @@ def plan_check_command(
     as_json: AsJson = False,
 ) -> None:
     """Predict the rows of a file of measurements and print the prediction errors."""
-    from flows.cli.errors import plainly
+    from flows.cli.errors import guarded, plainly
     from flows.cli.plan.check import plan_check as check
-    from flows.cli.run import guarded
 
     raise typer.Exit(
         guarded(lambda: plainly(lambda: check(predict, fit, as_json, column, value)), predict, context.obj["debug"])
@@ -148,8 +146,8 @@ def forecast_command(
     ] = None,
 ) -> None:
     """Forecast a run's scaling beyond the measured ranks, for a given interconnect."""
+    from flows.cli.errors import guarded
     from flows.cli.plan.forecast import print_forecast
-    from flows.cli.run import guarded
 
     work = lambda: print_forecast(folder, to, machine)  # noqa: E731
     raise typer.Exit(guarded(work, folder, context.obj["debug"]))

@@ -45,7 +45,7 @@ def learned_from(
 
     Raises ValueError if no run folder matches.
     """
-    from flows.cli.plan.study import runs_matching
+    from flows.cli.plan.planned_study import runs_matching
 
     if accelerator.kind == "cpu":
         remark = f"runs do not apply to {accelerator.name}; plan a study of the machine that made them"

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from configs.hardware.catalog import HardwareCatalog
 
 _DEFAULT_PROMPT, _DEFAULT_DEVICE, _DEFAULT_ENGINE = 1024, "h100-80gb", "vllm"
+_HEADER = (
+    "layout", "prefill", "replicas", "devices", "batch", "TTFT s", "TPOT ms", "tokens/s/user", "tokens/s/device",
+    "USD/M",
+)  # fmt: skip
 
 
 def plan_service(request: PlanRequest) -> int:
@@ -64,6 +68,19 @@ def plan_service(request: PlanRequest) -> int:
         }  # fmt: skip
         print(json.dumps(answer, indent=1))
         return PLANNED
+    told = [f"Predicted from {support}", best_measurement_title(measurement, best.spread, left)]
+    _print_front(wish, front, best, told, assumed)
+    return PLANNED
+
+
+def _print_front(
+    wish: ServingRequest,
+    front: Sequence[ServingLayout],
+    best: ServingLayout,
+    support: Sequence[str],
+    assumed: Sequence[str],
+) -> None:
+    """Print the best service, what it rests on and what was assumed, then a row for each of the front."""
     print(
         f"{wish.architecture.name} with {wish.engine} on {wish.devices} x {wish.machine.accelerator.name}: "
         f"{layout_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second)} output tokens/s, "
@@ -74,29 +91,16 @@ def plan_service(request: PlanRequest) -> int:
         print(f"Idle: {idle} of {best.devices} devices, which the figures per device and the price include")
     if (limits := limits_title(wish)) is not None:
         print(limits)
-    print(f"Predicted from {support}")
-    print(best_measurement_title(measurement, best.spread, left))
+    for line in support:
+        print(line)
     print(
         "TTFT: of a prompt that need not wait for others. Only whole batches were measured, so its error is not known; "
         "under load, measure it"
     )
     for line in assumed:
         print(f"Assumed: {line}")
-    header = (
-        "layout",
-        "prefill",
-        "replicas",
-        "devices",
-        "batch",
-        "TTFT s",
-        "TPOT ms",
-        "tokens/s/user",
-        "tokens/s/device",
-        "USD/M",
-    )
     print()
-    print_table(header, [_row(service) for service in front], words=2)
-    return PLANNED
+    print_table(_HEADER, [_row(service) for service in front], words=2)
 
 
 def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:

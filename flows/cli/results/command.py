@@ -15,8 +15,8 @@ from flows.cli.results.history import Form, HistoryFile
 
 def status_command(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -> None:
     """Show every cell and repeat of a run."""
+    from flows.cli.errors import guarded
     from flows.cli.results.inspect import print_status
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: print_status(folder, as_json)), folder, context.obj["debug"]))
 
@@ -27,8 +27,8 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0: any free one")] = 0,
 ) -> None:
     """Serve the report's page on loopback while a run goes on, until Ctrl-C."""
+    from flows.cli.errors import guarded
     from flows.cli.results.watch import serve_page as serve_page
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: serve_page(folder, port)), folder, context.obj["debug"]))
 
@@ -41,8 +41,8 @@ def logs(
     job: Annotated[str, typer.Option(metavar="NAME", help="only jobs whose name starts with this: 0007")] = "",
 ) -> None:
     """Print the logs of all ranks, launchers and scheduler jobs, or of a deployment's servers."""
+    from flows.cli.errors import guarded
     from flows.cli.results.logs import print_logs
-    from flows.cli.run import guarded
 
     def work() -> int:
         if not folder.exists() and "/" not in str(folder):
@@ -79,9 +79,9 @@ def report_command(
     style: Annotated[Literal["paper"], typer.Option(help="of a PDF: a paper in two columns")] = "paper",
 ) -> None:
     """Re-render the report of a run, or compare several runs in one report."""
+    from flows.cli.errors import guarded
     from flows.cli.results.compare import join_runs
     from flows.cli.results.inspect import print_answers, render_again, render_html, render_paper
-    from flows.cli.run import guarded
 
     given, patterns = folders or [], results or []
     if not patterns and len(given) != 1:
@@ -110,15 +110,16 @@ def export_run(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder  [default: RUN/exports/FORMAT]")] = None,
 ) -> None:
     """Write a run's figures in the format of another program; nothing is sent."""
+    from flows.cli.errors import guarded
     from flows.cli.results.inspect import export_figures
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: export_figures(folder, to, out)), folder, context.obj["debug"]))
 
 
 def publish_command(context: typer.Context, folder: RunFolder) -> None:
     """Copy the report of a run to Prefect's UI, after a run without a Prefect server."""
-    from flows.cli.run import guarded, publish_folder
+    from flows.cli.errors import guarded
+    from flows.cli.run import publish_folder
 
     raise typer.Exit(guarded(lambda: publish_folder(folder), folder, context.obj["debug"]))
 
@@ -146,8 +147,8 @@ def compare_command(
     output: Annotated[Path, typer.Option(metavar="FILE", help="file of the page")] = Path("compare.html"),
 ) -> None:
     """Compare two runs, a run with a baseline, or variants of one run; exit code 4 on a regression."""
+    from flows.cli.errors import guarded
     from flows.cli.results.compare import compare_runs
-    from flows.cli.run import guarded
 
     page = output if form == "html" else None
     lacks = "without --format html" if page is None else None
@@ -174,8 +175,8 @@ def fit(
     ] = "relative",
 ) -> None:
     """Fit scaling laws to throughput over ranks and rank them by their support in the data."""
+    from flows.cli.errors import guarded
     from flows.cli.results.fit import fit_file
-    from flows.cli.run import guarded
 
     raise typer.Exit(
         guarded(lambda: plainly(lambda: fit_file(file, as_json, plot, residuals)), file, context.obj["debug"])

@@ -21,9 +21,10 @@ from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
-from reports.runs.compare import Comparison, compare
+from reports.runs.compare import compare
 from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import markdown, short_commit, terminal_text
+from reports.runs.comparison import Comparison
 from reports.runs.history import HISTORY_FILE, KeptRun, open_history
 from reports.runs.within import compare_within
 from reports.text import UNKNOWN, Table, aligned, escaped, estimate_cell, joined

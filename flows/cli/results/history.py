@@ -33,8 +33,8 @@ def add(
     history: HistoryFile = None,
 ) -> None:
     """Add a run's figures to the history."""
+    from flows.cli.errors import guarded
     from flows.cli.results.compare import history_add as add
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: add(folder, name, history)), folder, _debug(context)))
 
@@ -48,8 +48,8 @@ def list_runs(
     output: _Output = Path("history.html"),
 ) -> None:
     """List all runs of the history."""
+    from flows.cli.errors import guarded
     from flows.cli.results.compare import history_list as show
-    from flows.cli.run import guarded
 
     def work() -> int:
         return show(history, as_json, _page(context, form, output))
@@ -69,8 +69,8 @@ def show(
     output: _Output = Path("history.html"),
 ) -> None:
     """Show a run's cells, or one cell over the runs."""
+    from flows.cli.errors import guarded
     from flows.cli.results.compare import history_show as show
-    from flows.cli.run import guarded
 
     def work() -> int:
         return show(what, history, figure, plot, as_json, _page(context, form, output))
@@ -95,7 +95,7 @@ def site(
     title: Annotated[str, typer.Option(help="heading of the index")] = "Runs",
 ) -> None:
     """Write a static site of all runs: index with search, pages, comparisons and history."""
+    from flows.cli.errors import guarded
     from flows.cli.results.site import build_site
-    from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: build_site(runs, out, title)), runs, _debug(context)))

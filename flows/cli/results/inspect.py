@@ -46,7 +46,7 @@ def open_run(folder: Path) -> tuple[RunPaths, Plan]:
 
 def print_status(folder: Path, as_json: bool) -> int:
     """Print one line (or JSON object) for each cell and repeat."""
-    from reports.reading.load import cell_names
+    from reports.reading.names import cell_names
 
     run, plan = open_run(folder)
     ledger = _ledger(run)
@@ -255,7 +255,7 @@ def print_answers(folder: Path) -> int:
 
 def convert_checkpoint(source: Path, destination: Path) -> int:
     """Run the engine's converters in separate processes, which may read pickled data. Returns the exit code."""
-    from flows.cli.run import WRONG_STUDY
+    from flows.cli.errors import WRONG_STUDY
     from tasks.models.conversion import add_fast_tokenizer, run_converter
 
     try:

@@ -66,7 +66,7 @@ def _folder(named: Path | None) -> Path:
 
 
 def _exit(context: typer.Context, work: Callable[[Path], int], folder: Path | None) -> None:
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: work(_folder(folder)), folder or Path("team"), debug))

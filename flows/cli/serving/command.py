@@ -77,7 +77,7 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's API until Ctrl-C or SIGTERM."""
     from configs.common.execution import Layout
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
     from flows.cli.serving.server import in_words, run_server
     from tasks.serving.settings import ServerRequest
 
@@ -145,7 +145,7 @@ def _serve_in_cloud(
     """Deploy without compression to a rented instance. Returns the exit code. dtype: None leaves it to `deploy`."""
     from flows.cli.deploy.deploying import DeployRequest, run_deploy
     from flows.cli.deploy.errors import with_user_errors
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
 
     provider, instance = node
 
@@ -182,7 +182,7 @@ def generate(
 ) -> None:
     """Load a model, split it, and print its answers."""
     from configs.common.execution import Layout
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
     from flows.cli.serving.server import in_words, run_generate
     from tasks.serving.settings import ServerRequest
 

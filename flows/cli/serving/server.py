@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 
 from configs.plans.model_manifest import read_model_manifest
-from configs.serving.settings import ServingSettings
+from configs.serving.settings import API_KEY_VARIABLE, ServingSettings, own_api_key
 from engine.planner.serving import MORE_ROOM
 from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
-from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess, first_refusal
+from tasks.serving.process import ServerFailedError, ServerProcess, first_refusal
 from tasks.serving.settings import DECODERS, ServerRequest, make_settings, program_of
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -43,10 +43,9 @@ def in_words(work: Callable[[], int]) -> int:
 
 def run_server(asked: ServerRequest, no_token: bool) -> int:
     """Serve until a signal ends it; return the exit code."""
-    import os
 
     open_to_others = asked.host not in _LOOPBACK
-    own_key = os.environ.get(API_KEY_VARIABLE, "").strip() or None
+    own_key = own_api_key()
     key = None if no_token else own_key or (secrets.token_urlsafe(32) if open_to_others else None)
     with ended_by_signals(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())

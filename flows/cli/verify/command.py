@@ -70,7 +70,7 @@ def verify(
 ) -> None:
     """Compare a model's answers in a layout with unmodified transformers; exit code 4 on a defect."""
     from configs.hardware.architectures import one_of_each_family
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded
     from flows.cli.verify.run import VerificationRequest, run_verify
     from flows.cli.verify.table import run_table
     from tasks.checks.verification_inputs import VerificationSpec

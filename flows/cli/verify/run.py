@@ -27,7 +27,7 @@ from flows.cli.verify.text import (
 from flows.folders import cache_folder
 from reports.correctness.section import judge_experiment
 from reports.reading.load import load_run
-from tasks.checks.machine import machine_fingerprint
+from tasks.checks.environment import machine_fingerprint
 from tasks.checks.verification import Verification, prepare_verification, run_verification
 from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.saved_reference import SavedReference, read_saved_reference, save_reference

@@ -10,7 +10,7 @@ from configs.common.printable import plural
 from configs.workloads.prompted import PromptedWorkload
 from reports.correctness.reach import Reach
 from reports.correctness.section import JudgedCell, ladder_lines
-from tasks.checks.machine import machine_fingerprint
+from tasks.checks.environment import machine_fingerprint
 from tasks.checks.verification import Verification
 from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.saved_reference import SavedReference

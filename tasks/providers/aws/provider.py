@@ -3,8 +3,7 @@
 What a run makes in a region: instances with their root volumes and interfaces (deleted with them), one security group,
 and a cluster placement group for several nodes. No key pair: the login key travels in the user data.
 
-Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (codes),
-https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens),
+Sources: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens),
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html (what is not known everywhere at once).
 """
 
@@ -20,13 +19,13 @@ from botocore.config import Config  # type: ignore[import-untyped]
 
 from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.node_names import Cloud
+from tasks.providers.aws.errors import call_aws
 from tasks.providers.rental import (
     TAG_EXPIRES,
     TAG_OWNER,
     TAG_RUN,
     TAG_STUDY,
     Node,
-    Problem,
     ProviderError,
     RentalLease,
     RentalRequest,
@@ -40,39 +39,6 @@ _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hv
 """Public parameters of the AWS Deep Learning AMI and of Ubuntu; both have cloud-init and the user `ubuntu`."""
 _IMAGE_OWNERS = ("self", "amazon", "aws-marketplace")
 """Whose images may be named: anybody can publish one under any name, and the newest of a name is taken."""
-_PROBLEMS: dict[str, Problem] = {
-    "InsufficientInstanceCapacity": "capacity",
-    "InsufficientHostCapacity": "capacity",
-    "InsufficientReservedInstanceCapacity": "capacity",
-    "InsufficientCapacity": "capacity",
-    "UnfulfillableCapacity": "capacity",
-    "SpotMaxPriceTooLow": "capacity",
-    "Unsupported": "capacity",  # not offered in this zone
-    "VcpuLimitExceeded": "quota",
-    "InstanceLimitExceeded": "quota",
-    "MaxSpotInstanceCountExceeded": "quota",
-    "SecurityGroupLimitExceeded": "quota",
-    "RequestLimitExceeded": "throttled",
-    "Throttling": "throttled",
-    "ThrottlingException": "throttled",
-    "RequestThrottled": "throttled",
-    "EC2ThrottledException": "throttled",
-    "AuthFailure": "auth",
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "auth",  # of an account without a spot instance so far
-    "UnauthorizedOperation": "auth",
-    "ExpiredToken": "auth",
-    "RequestExpired": "auth",
-    "InvalidClientTokenId": "auth",
-    "SignatureDoesNotMatch": "auth",
-    "OptInRequired": "auth",
-    "InvalidGroup.NotFound": "transient",  # what was made a moment ago is not known everywhere yet
-    "InvalidSecurityGroupID.NotFound": "transient",
-    "InvalidPlacementGroup.Unknown": "transient",
-    "InternalError": "transient",
-    "InternalFailure": "transient",
-    "Unavailable": "transient",
-    "ServiceUnavailable": "transient",
-}
 _STATES: dict[str, Literal["pending", "running", "stopping", "gone"]] = {
     "pending": "pending",
     "running": "running",
@@ -102,18 +68,18 @@ class Aws:
     def identity(self) -> str:
         """Return the account and the principal."""
         region = self._session.region_name or HOME_REGIONS["aws"]
-        answer = _ask(lambda: self._session.client("sts", region_name=region, config=_ONCE).get_caller_identity())
+        answer = call_aws(lambda: self._session.client("sts", region_name=region, config=_ONCE).get_caller_identity())
         return f"account {answer['Account']}"
 
     def regions(self) -> list[str]:
         """Return the regions that the account has enabled."""
         home = self._ec2(self._session.region_name or HOME_REGIONS["aws"])
-        return sorted(entry["RegionName"] for entry in _ask(home.describe_regions)["Regions"])
+        return sorted(entry["RegionName"] for entry in call_aws(home.describe_regions)["Regions"])
 
     def zones(self, instance: str, region: str) -> list[str]:
         """Return the zones of a region that offer the instance."""
         wanted = [{"Name": "instance-type", "Values": [instance]}]
-        offers = _ask(
+        offers = call_aws(
             lambda: self._ec2(region).describe_instance_type_offerings(LocationType="availability-zone", Filters=wanted)
         )["InstanceTypeOfferings"]
         return sorted(offer["Location"] for offer in offers)
@@ -145,7 +111,7 @@ class Aws:
             if own != rung.zone:  # EC2 calls that a wrong parameter, which would end renting
                 raise ProviderError("capacity", "", f"{request.subnet} is in {own}")
         id = self._image(request, rung.region)
-        images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
+        images = call_aws(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
         if not images:
             raise ProviderError("invalid", "", f"{rung.region}: no image {id}, or this account may not use it")
         interface: dict[str, Any] = {
@@ -180,7 +146,7 @@ class Aws:
             wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
         if request.profile is not None:
             wanted["IamInstanceProfile"] = {"Name": request.profile}
-        made = _ask(lambda: ec2.run_instances(**wanted))["Instances"]
+        made = call_aws(lambda: ec2.run_instances(**wanted))["Instances"]
         return [_node(entry, rung.region) for entry in made]
 
     def nodes(self, run: str, region: str) -> list[Node]:
@@ -219,7 +185,7 @@ class Aws:
             "key": lambda: ec2.delete_key_pair(KeyPairId=resource.id),
         }
         try:
-            _ask(calls[resource.kind])
+            call_aws(calls[resource.kind])
         except ProviderError as error:
             if not re.search(r"\.(NotFound|Unknown)$|NotFound$", error.code):
                 raise
@@ -229,15 +195,15 @@ class Aws:
         tags = [{"Key": TAG_EXPIRES, "Value": str(expires_at)}]
         ec2, ids = self._ec2(resource.region), [resource.id]
         if resource.kind == "placement":  # its id is its name, which create_tags does not take
-            groups = _ask(lambda: ec2.describe_placement_groups(Filters=[_filter(resource.run)]))["PlacementGroups"]
+            groups = call_aws(lambda: ec2.describe_placement_groups(Filters=[_filter(resource.run)]))["PlacementGroups"]
             ids = [each["GroupId"] for each in groups if each["GroupName"] == resource.id and "GroupId" in each]
         if ids:
-            _ask(lambda: ec2.create_tags(Resources=ids, Tags=tags))
+            call_aws(lambda: ec2.create_tags(Resources=ids, Tags=tags))
 
     def _ec2(self, region: str) -> Any:
         with self._making:
             if region not in self._clients:
-                self._clients[region] = _ask(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
+                self._clients[region] = call_aws(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
             return self._clients[region]
 
     def _instances(self, region: str, run: str | None) -> Iterator[dict[str, Any]]:
@@ -247,7 +213,7 @@ class Aws:
 
     def _group(self, lease: RentalLease, region: str) -> str | None:
         filters = [_filter(lease.run), {"Name": "group-name", "Values": [lease.name]}]
-        found = _ask(lambda: self._ec2(region).describe_security_groups(Filters=filters))["SecurityGroups"]
+        found = call_aws(lambda: self._ec2(region).describe_security_groups(Filters=filters))["SecurityGroups"]
         return str(found[0]["GroupId"]) if found else None
 
     def _visible_group(self, lease: RentalLease, region: str) -> str:
@@ -268,7 +234,7 @@ class Aws:
             wanted = {"Name": "vpc-id", "Values": [request.network]}
         else:
             wanted = {"Name": "tag:Name", "Values": [request.network]}
-        found = _ask(lambda: ec2.describe_vpcs(Filters=[wanted]))["Vpcs"]
+        found = call_aws(lambda: ec2.describe_vpcs(Filters=[wanted]))["Vpcs"]
         if len(found) != 1:
             what = request.network or "default VPC"
             told = f"{region}: {what}: {len(found)} VPCs found, expected 1. Name one by `network`"
@@ -280,7 +246,7 @@ class Aws:
         return str(found[0]["VpcId"])
 
     def _subnet(self, id: str, region: str) -> dict[str, Any]:
-        return dict(_ask(lambda: self._ec2(region).describe_subnets(SubnetIds=[id]))["Subnets"][0])
+        return dict(call_aws(lambda: self._ec2(region).describe_subnets(SubnetIds=[id]))["Subnets"][0])
 
     def _image(self, request: RentalRequest, region: str) -> str:
         """Return the image of the request by id or name, or the vendor's current one."""
@@ -289,7 +255,7 @@ class Aws:
         if request.image is not None:
             wanted = [{"Name": "name", "Values": [request.image]}]
             owned = {"Filters": wanted, "Owners": list(_IMAGE_OWNERS)}
-            found = _ask(lambda: self._ec2(region).describe_images(**owned))["Images"]
+            found = call_aws(lambda: self._ec2(region).describe_images(**owned))["Images"]
             if not found:
                 whose = "of this account, of Amazon's verified publishers or of its marketplace"
                 raise ProviderError(
@@ -298,8 +264,8 @@ class Aws:
             return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
         parameter = _GPU_IMAGE if request.has_gpu else _CPU_IMAGE
         with self._making:
-            ssm = _ask(lambda: self._session.client("ssm", region_name=region, config=_ONCE))
-        return str(_ask(lambda: ssm.get_parameter(Name=parameter))["Parameter"]["Value"])
+            ssm = call_aws(lambda: self._session.client("ssm", region_name=region, config=_ONCE))
+        return str(call_aws(lambda: ssm.get_parameter(Name=parameter))["Parameter"]["Value"])
 
 
 _GROUP = ["security-group"]
@@ -326,8 +292,8 @@ def _filter(run: str | None) -> dict[str, Any]:
 
 def _pages(ec2: Any, operation: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if ec2.can_paginate(operation):
-        return list(_ask(lambda: list(ec2.get_paginator(operation).paginate(Filters=filters))))
-    return [_ask(lambda: getattr(ec2, operation)(Filters=filters))]
+        return list(call_aws(lambda: list(ec2.get_paginator(operation).paginate(Filters=filters))))
+    return [call_aws(lambda: getattr(ec2, operation)(Filters=filters))]
 
 
 def _node(entry: dict[str, Any], region: str) -> Node:
@@ -368,40 +334,7 @@ def _resource(
 def _unless(code: str, call: Callable[[], Any]) -> None:
     """Make a call whose effect may be there already."""
     try:
-        _ask(call)
+        call_aws(call)
     except ProviderError as error:
         if error.code != code:
             raise
-
-
-def _problem(code: str, status: int, message: str) -> Problem:
-    """Return the problem of a code, by its form where it is none of those above: EC2 has a limit for each kind."""
-    if code in _PROBLEMS:
-        return _PROBLEMS[code]
-    if code.startswith("Insufficient"):  # InsufficientFreeAddressesInSubnet, InsufficientVolumeCapacity
-        return "capacity"
-    if message.startswith("No default subnet for availability zone"):  # as of zones that were opened later
-        return "capacity"
-    if code.endswith("LimitExceeded"):  # VolumeLimitExceeded, NetworkInterfaceLimitExceeded
-        return "quota"
-    return "transient" if status >= 500 else "invalid"
-
-
-def _ask(call: Callable[[], Any]) -> Any:
-    """Make a call. Raises ProviderError with the kind of problem."""
-    try:
-        return call()
-    except failures.ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        message = str(error.response.get("Error", {}).get("Message", error))
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        raise ProviderError(_problem(code, status, message), code, message) from error
-    except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
-        remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
-        raise ProviderError("auth", "", f"aws: {error}. {remedy}") from error
-    except (failures.SSOError, failures.TokenRetrievalError, failures.CredentialRetrievalError) as error:
-        raise ProviderError("auth", "", f"aws: {error}") from error
-    except (failures.ConnectionError, failures.HTTPClientError) as error:
-        raise ProviderError("transient", type(error).__name__, str(error)) from error
-    except failures.BotoCoreError as error:
-        raise ProviderError("invalid", type(error).__name__, str(error)) from error

@@ -238,6 +238,8 @@ def test_names_as_people_and_drivers_write_them(spelling: str, name: str) -> Non
 def test_a_name_that_is_none_or_several_is_an_error_that_helps() -> None:
     with pytest.raises(ValueError, match=r"unknown accelerator 'h1000'; did you mean h100-80gb"):
         accelerator("h1000")
+    with pytest.raises(ValueError, match=r"unknown accelerator 'abacus'; known: (\S+, ){11}\S+ and [\d,]+ more$"):
+        accelerator("abacus")
     with pytest.raises(ValueError, match=r"'v100' is ambiguous; use one of: v100-16gb, v100-32gb"):
         accelerator("v100")
     for slice_of_one in ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "nvidia_a100_80gb_pcie_1g.10gb", "H100 MIG 1g.10gb+me"):

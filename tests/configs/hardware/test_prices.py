@@ -12,7 +12,8 @@ from configs.plans.paths import RunPaths
 from configs.spec.study import StudyError, load_study
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
-from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_plan import make_plan
 
 MACHINE = "aws/g4dn.xlarge/us-east-1"
 

@@ -10,8 +10,9 @@ import yaml
 from configs.common.execution import Layout
 from configs.hardware.catalog import instance
 from configs.hardware.hardware import Machine
-from configs.plans.expand import LayoutChoice, expand
+from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
+from configs.plans.points.layouts import LayoutChoice
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, load_study, parse_study, study_yaml
@@ -20,8 +21,8 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.catalog import find_model
 from engine.planner.choice.layouts import by_speed, ranked_layouts, valid_layouts
-from tasks.planning.inputs import make_plan
 from tasks.planning.layouts import ranks_at_hand
+from tasks.planning.study_plan import make_plan
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="")
 Ranked = Sequence[tuple[Layout, Prediction]]

@@ -30,12 +30,9 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _inference_mode(one_thread: None) -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(before)
 
 
 def shard_of(name: str, dtype: torch.dtype) -> Shard:

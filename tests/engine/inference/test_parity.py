@@ -16,6 +16,8 @@ from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from tests.support.answers.sharded_runs import Run, forward
 from tests.support.rank_pool import RankPool
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # An odd vocabulary and feed-forward, so that shares differ in size. Wide weights: a random model that always says
 # the same would hide mistakes.
 _SIZES: dict[str, Any] = {
@@ -65,15 +67,6 @@ _LAYOUTS = {"tp2": (2, 2, 1), "tp4": (1, 4, 1), "pp2": (2, 1, 2), "tp2-pp2": (1,
 def pool() -> Iterator[RankPool]:
     with RankPool(4) as made:
         yield made
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,9 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _inference_mode(one_thread: None) -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(before)
 
 
 def assert_the_same(answers: list[dict[str, Any]], dtype: str = "float32") -> None:

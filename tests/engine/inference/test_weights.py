@@ -1,7 +1,6 @@
 """Loading a shard: what is read, what is kept, what is told, what is refused."""
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,10 @@ from tests.support.answers.sharded_runs import loaded_from
 from tests.support.rank_pool import RankPool
 from tests.support.training.memory_models import save_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {"vocab_size": 251, "num_hidden_layers": 3, "attention_bias": True}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def synthetic(seed: int = 3, **changes: Any) -> ModelManifest:

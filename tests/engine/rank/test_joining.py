@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configs.common.execution import Layout
+from configs.common.system.versions import version_of
 from configs.plans.job import Job, Measurement
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment
@@ -20,7 +21,6 @@ from configs.workloads.train import TrainWorkload
 from engine.planner import accelerators
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.devices import claim_device
-from engine.rank.host_usage import version_of
 from engine.rank.joining import (
     DeviceError,
     choose_device,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.common.execution import Layout
-from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
@@ -32,29 +31,13 @@ from engine.training.strategies.torch_trainer import TorchTrainer
 from engine.training.task_types import load_examples
 from engine.workloads import train
 from tests.support.cluster.launches import run_on_two_ranks
+from tests.support.training.checkpointed_runs import CONFIG
 from tests.support.training.training_tasks import CPU_ATTENTION
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n % 7}\n\n" for n in range(300))
-CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "head_dim": 8,
-    "num_hidden_layers": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
 
 MakeContext = Callable[..., tuple[Measurement, Context]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The generate workload, whole: a real tiny model with a real tokenizer, one rank and two."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from engine.prompts.tokens import PromptBatch, batches, prompts_of_rank
 from engine.workloads import generate, other_engines
 from tests.support.cluster.launches import run_on_two_ranks
 from tests.support.training.memory_models import save_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXTS = ["the cat sat", "a", "on the mat the cat sat and the dog sat too", "dogs and cats"]
 CPU = torch.device("cpu")
@@ -71,15 +73,6 @@ def manifest(model_folder: Path) -> ModelManifest:
 
 
 MakeContext = Callable[..., tuple[Measurement, Context]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

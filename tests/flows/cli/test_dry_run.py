@@ -10,7 +10,7 @@ from configs.records.record import Failure, Status
 from configs.spec.study import StudyError, load_study
 from flows.cli.run import dry_run_study
 from flows.precheck import check_study
-from reports.reading.load import cell_names
+from reports.reading.names import cell_names
 from tests.support.run_folders.report_runs import write_record
 
 STUDY = """

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from flows.cli.errors import guarded
 from flows.cli.main import app
-from flows.cli.run import guarded
 from tasks.campaign.progress import current_progress, new_progress
 from tasks.models.sources import TransientFetchError
 from tests.support.run_folders.studies import write_study

@@ -10,17 +10,8 @@ from rich.console import Console
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import UnusableModel
-from flows.cli.run import (
-    ALL_COMPLETED,
-    OTHER_ERROR,
-    SOME_UNMEASURED,
-    _asked_to_accept,
-    _print_summary,
-    _print_unusable,
-    _shown_at,
-    _unusable,
-    guarded,
-)
+from flows.cli.errors import ALL_COMPLETED, OTHER_ERROR, SOME_UNMEASURED, guarded
+from flows.cli.run import _asked_to_accept, _print_summary, _print_unusable, _shown_at, _unusable
 from flows.scaling_study import RunSummary
 from tasks.campaign.progress import RunProgress
 from tests.support.run_folders.studies import rankwise, write_study

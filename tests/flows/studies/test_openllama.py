@@ -14,7 +14,7 @@ from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
 from engine.models.stages import stage_layers
 from engine.planner.catalog import find_model
-from flows.cli.plan.study import planned
+from flows.cli.plan.planned_study import planned
 from flows.precheck import check_study
 from tasks.bundle.write import write_bundle
 from tests.support.run_folders.reports import whole_report

@@ -22,6 +22,7 @@ from reports.decisions.objectives import (
 from reports.experiments.scaling import scaling
 from reports.reading.load import load_run
 from tests.support.run_folders.priced_runs import (
+    NOISE,
     cell,
     make_plan,
     strong,
@@ -30,8 +31,6 @@ from tests.support.run_folders.priced_runs import (
     write_record,
     write_run,
 )
-
-NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
 
 Measured = Sequence[tuple[Cell, list[float]]]
 

@@ -14,16 +14,10 @@ from reports.numbers.statistics import ROUNDING, Ratio
 from reports.reading.load import load_run
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
-from reports.runs.compare import (
-    Comparison,
-    ComparisonVerdict,
-    compare,
-    judge_change,
-    repeats_for_interval,
-    repeats_needed,
-)
+from reports.runs.compare import compare, judge_change, repeats_for_interval, repeats_needed
 from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import change_table, comparison_headline, markdown, run_line, terminal_text
+from reports.runs.comparison import Comparison, ComparisonVerdict
 from reports.text import aligned
 from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
 from tests.support.run_folders.made_studies import planned, write_plan

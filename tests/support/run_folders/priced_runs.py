@@ -19,10 +19,14 @@ from configs.spec.objectives import Objectives, Purpose
 from configs.targets.target import LocalTarget, Target
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
+from reports.reading.load import StudyResult, load_run
 
 TINY = PlannedModel(name="tiny", identity="folder:abc", manifest="")
 LARGE = PlannedModel(name="large", identity="folder:def", manifest="")
 START = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
+"""Throughputs of ten repeats around 100."""
+Measured = Sequence[tuple[Cell, list[float]]]
 
 
 def cell(model: PlannedModel = TINY, target: str = "local", dp: int = 1, batch_size: int = 4, **work: Any) -> Cell:
@@ -177,3 +181,16 @@ def write_launch(run: RunPaths, name: str, of: Cell, began: float, turn: float |
     if ended is not None:
         end = JobEnd(status=Status.COMPLETED, return_code=0, finished_at=at(ended))
         paths.end.write_text(end.model_dump_json().ljust(4096))
+
+
+def rates(tokens_per_second: float, noise: list[float] = NOISE) -> list[float]:
+    """Throughputs of repeats around this one."""
+    return [tokens_per_second * factor / 100 for factor in noise]
+
+
+def study_of(folder: Path, plan: Plan, measured: Measured, **fields: Any) -> StudyResult:
+    """The run folder of a plan with these throughputs by repeat, read."""
+    run = write_run(folder / "run", plan)
+    for item, values in measured:
+        write_measurements(run, item, values, **fields)
+    return load_run(run)

@@ -35,7 +35,8 @@ from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats, targets_to_rent
 from tasks.campaign.retries import Retries
 from tasks.checks.machine import check_resources
-from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_plan import make_plan
 from tests.support.run_folders.made_studies import decoded, planned, write_plan, write_record
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]

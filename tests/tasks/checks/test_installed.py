@@ -9,8 +9,8 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.study import parse_study
 from flows.precheck import check_study
+from tasks.checks.environment import EnvironmentChanged, check_environment
 from tasks.checks.installed import installed_servers
-from tasks.checks.machine import EnvironmentChanged, check_environment
 
 STUDY: dict[str, Any] = {
     "study": "s",

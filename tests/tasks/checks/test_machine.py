@@ -1,34 +1,24 @@
 """What machines have against what a plan needs: this machine's own, and what a study of a cluster asks of none here."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.common.files.reading import read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.expand import expand
-from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
-from configs.targets.rented import RentedTarget
-from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, SshTarget
-from engine.planner.accelerators import LocalAccelerator
+from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.listing import ClusterError
 from slurm.schedulers.commands.partitions import Need
-from tasks.checks.machine import (
-    EnvironmentChanged,
-    _needs,
-    check_clusters,
-    check_environment,
-    check_resources,
-    machine_fingerprint,
-)
-from tasks.planning.inputs import make_plan, planned_model
+from tasks.checks.environment import machine_fingerprint
+from tasks.checks.machine import _needs, check_clusters, check_resources
 from tasks.planning.predictions import with_predictions
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan
 
 LAB = {"kind": "slurm", "name": "lab", "nodes": 2, "ranks_per_node": 64, "cores_per_rank": 2}
 
@@ -89,13 +79,6 @@ def test_what_the_cells_of_a_cluster_need(tmp_path: Path) -> None:
     assert _needs(plan, target) == [Need(nodes=1, cores=2), Need(nodes=2, cores=128)]
 
 
-def test_the_environment_of_a_local_run_is_this_machine(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path)
-    facts = check_environment(run, accept=False, targets=[LocalTarget()])
-    assert {"host", "cores", "memory_gib", "cpu_model", "python", "torch"} <= facts.keys()
-    assert machine_fingerprint([LocalTarget()]) == facts
-
-
 def study_of_layouts(folder: Path, **target: Any) -> Plan:
     """Planned as a run would be: layouts ranked on the nodes of a cluster."""
     config = ARCHITECTURES["llama-1m"]
@@ -144,17 +127,6 @@ def test_of_a_cluster_nothing_is_predicted_from_this_machine(tmp_path: Path) -> 
     assert len(reasons) == 1 and str(reasons.pop()).startswith(
         "target lab: no predictions, because its nodes are unknown"
     )
-
-
-H100 = LocalAccelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30)
-
-
-@pytest.fixture
-def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with eight GPUs and two cores, and a build of torch for them."""
-    monkeypatch.setattr("engine.planner.local.local_accelerators", lambda environment: (H100,) * 8)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("tasks.checks.machine._version", lambda package: "2.13.0+cu130")
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -212,7 +184,7 @@ def test_layouts_are_ranked_on_the_gpus_of_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_a_build_of_torch_that_cannot_use_the_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.checks.machine._version", lambda package: "2.13.0+cpu")
+    monkeypatch.setattr("tasks.checks.machine.version_of", lambda package: "2.13.0+cpu")
     one = {"grid": {"kind": "sweep", "over": {"dp": [1, 2]}}}
     with pytest.raises(StudyError) as caught:
         check_resources(plan_of({"name": "here"}, experiments=one), tmp_path)
@@ -221,16 +193,6 @@ def test_a_build_of_torch_that_cannot_use_the_gpus_is_refused(tmp_path: Path, mo
         "(https://pytorch.org/get-started/locally), or set `device: cpu` to measure on the cores"
     ]
     check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=one), tmp_path)
-
-
-@pytest.mark.usefixtures("eight_gpus")
-def test_a_run_on_other_gpus_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine_fingerprint([LocalTarget()])["gpus of target local"] == "8 x NVIDIA H100 80GB HBM3"
-    assert machine_fingerprint([LocalTarget(device="cpu")])["gpus of target local"] is None
-    run = RunPaths(tmp_path)
-    check_environment(run, accept=False, targets=[LocalTarget()])
-    with pytest.raises(EnvironmentChanged, match="gpus of target local: was 8 x NVIDIA H100 80GB HBM3, now none"):
-        check_environment(run, accept=False, targets=[LocalTarget(device="cpu")])
 
 
 def local_layouts(folder: Path, target: dict[str, Any]) -> Plan:
@@ -359,48 +321,6 @@ def test_what_a_strategy_shards_is_counted_once(
         check_resources(plan, tmp_path)
 
 
-def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path) -> None:
-    """It was `target g5: was None, now ...`, and to accept it was to accept every other difference."""
-    run, here = RunPaths(tmp_path), LocalTarget()
-    g5 = RentedTarget.model_validate({"kind": "aws", "name": "g5", "instance": "g5.xlarge", "regions": ["us-east-1"]})
-    other = g5.model_copy(update={"instance": "g5.2xlarge"})
-    check_environment(run, accept=False, targets=[here])
-    check_environment(run, accept=False, targets=[here, g5])
-    check_environment(run, accept=False, targets=[here])
-    with pytest.raises(EnvironmentChanged, match=r"g5: was instance aws/g5.xlarge, now instance aws/g5.2xlarge\n"):
-        check_environment(run, accept=False, targets=[other])
-    check_environment(run, accept=True, targets=[other])
-    check_environment(run, accept=False, targets=[here, other])
-    (tmp_path / "environment.json").write_text("{")  # damaged: written anew
-    facts = check_environment(run, accept=False, targets=[here])
-    assert read_json_object(tmp_path / "environment.json") == facts
-
-
-def test_a_target_that_has_become_one_of_another_kind_is_another_environment(tmp_path: Path) -> None:
-    """Its name is in the key of a cell and its kind is not: a cluster's records were reported as this machine's."""
-    run, here = RunPaths(tmp_path), LocalTarget(name="box")
-    g5 = RentedTarget.model_validate({"kind": "aws", "name": "box", "instance": "g5.xlarge", "regions": ["us-east-1"]})
-    check_environment(run, accept=False, targets=[here])
-    with pytest.raises(EnvironmentChanged, match=r"  target box: was this machine, now instance aws/g5.xlarge\n"):
-        check_environment(run, accept=False, targets=[g5])
-    check_environment(run, accept=True, targets=[g5])
-    check_environment(run, accept=False, targets=[g5])
-    with pytest.raises(EnvironmentChanged, match=r"  target box: was instance aws/g5.xlarge, now this machine\n"):
-        check_environment(run, accept=False, targets=[here])
-    check_environment(run, accept=True, targets=[here])
-    check_environment(run, accept=False, targets=[here, g5.model_copy(update={"name": "other"})])
-
-
-@pytest.mark.parametrize("edited", [{"url": "http://10.0.0.6:8000"}, {"model": "llama-70b"}])
-def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path, edited: dict[str, str]) -> None:
-    """Neither is in the key of a cell: the first server's records were taken for the second one's."""
-    run, before = RunPaths(tmp_path), {"url": "http://10.0.0.5:8000", "model": "llama-8b"}
-    check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before)])
-    check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | {"max_rate": 5})])
-    with pytest.raises(EnvironmentChanged, match=r"server of target endpoint: was llama-8b at http:.*8000, now"):
-        check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | edited)])
-
-
 def test_a_container_holds_the_ranks_of_its_cpu_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks in the quota of one measured how long each waits for the other's turn."""
     for module in ("configs.common.system.cores", "tasks.checks.machine"):
@@ -409,28 +329,3 @@ def test_a_container_holds_the_ranks_of_its_cpu_quota(tmp_path: Path, monkeypatc
     said = r"dp 2: 2 ranks, but target local holds 1 \(1 core, 1 per rank; the container's CPU quota is 1.5\)"
     with pytest.raises(StudyError, match=said):
         check_resources(plan_of({"name": "local"}, experiments=grid), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "edited", [{"launcher": "deepspeed"}, {"setup": ["module load cuda/12"]}, {"gpus_per_node": 1}], ids=str
-)
-def test_other_settings_of_a_target_are_another_environment(
-    edited: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are in no key of a cell: what one launcher's ranks measured was given as the figures of another's."""
-
-    async def identity(_: SshTarget) -> str:
-        return "hosts"
-
-    monkeypatch.setattr("tasks.checks.machine.identity_of_hosts", identity)
-
-    def check(**fields: Any) -> None:
-        target = SshTarget.model_validate({"name": "ssh", "hosts": ["a"], **fields})
-        check_environment(RunPaths(tmp_path), accept=False, targets=[target])
-
-    check()
-    check(max_ranks=2, env={"A": "b"}, price_usd_per_hour=2, cores_per_rank=2)  # in keys, or of no effect on figures
-    [(name, value)] = edited.items()
-    said = rf"settings of target ssh: was the defaults, now {name}: {re.escape(str(value))}"
-    with pytest.raises(EnvironmentChanged, match=said):
-        check(**edited)

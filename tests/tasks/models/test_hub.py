@@ -28,7 +28,6 @@ from tests.support.servers.hub_server import (
     Repository,
     make_model,
     make_sharded_model,
-    watched_connections,
     write_safetensors,
 )
 
@@ -43,22 +42,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     yield
     huggingface_hub.close_session()
-
-
-@pytest.fixture
-def watched() -> Iterator[list[Any]]:
-    with watched_connections() as addresses:
-        yield addresses
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "base"
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import ModelSpec, StudyError, parse_study
 from engine.planner.catalog import known_models, model_names, repository_of
-from flows.cli.plan.study import planned
+from flows.cli.plan.planned_study import planned
 from flows.precheck import check_study
 from tasks.models.sources import full_name, hub_repository, resolve_model
-from tasks.planning.inputs import planned_model, resolved_note, revision_of
+from tasks.planning.study_models import planned_model, resolved_note, revision_of
 from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
 
 

@@ -16,7 +16,8 @@ from reports.correctness.section import judge_experiment, reference_sentence
 from reports.reading.load import load_run
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references, save_reference
-from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.planning.inputs import copy_inputs
+from tasks.planning.study_plan import make_plan
 from tests.support.run_folders.made_studies import VOCABULARY, words, write_measurements
 
 MODEL_NAME = "m"

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,12 @@ from configs.spec.study import ModelSpec
 from tasks.models import folder as folder_module
 from tasks.models.model_cache import _locked, load_manifest, manifest_path, save_manifest, verify_manifest
 from tasks.models.sources import hub_repository, resolve_model
-from tasks.planning.inputs import planned_model
+from tasks.planning.study_models import planned_model
 from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
     make_sharded_model,
-    watched_connections,
 )
-
-
-@pytest.fixture
-def watched() -> Iterator[list[Any]]:
-    with watched_connections() as addresses:
-        yield addresses
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "base"
-
 
 # Synthetic
 

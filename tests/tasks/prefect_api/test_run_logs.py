@@ -10,7 +10,8 @@ from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from flows.deployed import scheduled_sweep, study_from_the_form, study_in_short
 from flows.publishing import publish_study
 from flows.scaling_study import scaling_study
-from tasks.prefect_api.run_logs import FLOWS, hide_tracebacks_of_expected, hide_tracebacks_of_states
+from tasks.prefect_api.flow_names import FLOWS, LAUNCHES
+from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
 
 
 @flow
@@ -81,4 +82,4 @@ def test_what_a_user_can_correct_has_no_traceback(
 
 def test_the_flows_of_this_project_are_known() -> None:
     made = [scaling_study, publish_study, study_in_short, study_from_the_form, scheduled_sweep]
-    assert {one.name for one in made} == FLOWS - {"launches"}
+    assert {one.name for one in made} == FLOWS - {LAUNCHES}

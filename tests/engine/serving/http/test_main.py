@@ -3,10 +3,13 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.types import Message
 
@@ -136,3 +139,13 @@ def test_an_answer_that_its_client_has_not_read_is_sent_to_its_end(tmp_path: Pat
 
     waited, received = asyncio.run(scenario())
     assert waited and json.loads(received.partition(b"\r\n\r\n")[2])["data"][0]["id"] == name
+
+
+@pytest.mark.parametrize("module", ["engine.serving.http.main", "engine.answering.main"])
+def test_settings_that_cannot_be_read_are_told_in_a_line(module: str, tmp_path: Path) -> None:
+    """A server of decoders ended with a traceback there, one of encoders did not."""
+    (tmp_path / "settings.json").write_text('{"name": 7}')
+    command = [sys.executable, "-m", module, str(tmp_path / "settings.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"{tmp_path}/settings.json: ")

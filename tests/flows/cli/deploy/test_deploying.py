@@ -1,51 +1,31 @@
-"""`rankwise deploy`, `rollout` and `undeploy`: what they ask for, and what becomes of several deployments at once."""
+"""`rankwise deploy` and `rollout`: what they ask for, and what becomes of several deployments at once."""
 
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
-from configs.common.system.ports import free_port
-from configs.serving.deployment import Deployment, PlacedServer
-from engine.routing.choosing import BackendLoad, next_backend
-from flows.cli.deploy import deploying, listing, routing
+from flows.cli.deploy import deploying
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
 from tasks.deployment import rollouts
 from tasks.deployment.first_answers import Timing
-from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tasks.models.hub import TransientFetchError
-from tasks.providers.leases import open_ledger
-from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import request_of
 from tests.support.patience import patient
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    made = Store(data=tmp_path / "data", rented=tmp_path / "data" / "rented", cache=tmp_path / "cache")
-    monkeypatch.setattr(deploying, "store_of_user", lambda: made)
-    monkeypatch.setattr(listing, "store_of_user", lambda: made)
-    return made
 
 
 def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
@@ -134,33 +114,6 @@ def test_nan_is_no_bound(field: str) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ValueError("another command is at work on it"), "a: another command is at work on it\n"),
-        (ProviderError("transient", "500", "busy"), "a: 500: busy\n"),
-        (PlaceError(None, "gpu-a: no route"), "a: gpu-a: no route\n"),
-        (PermissionError(13, "Permission denied", "/data/a"), "a: /data/a: Permission denied\n"),  # which file?
-    ],
-)
-def test_one_deployment_that_stays_does_not_keep_the_others(
-    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception, said: str
-) -> None:
-    taken: list[str] = []
-
-    def take_down(store: Store, name: str, *rest: Any) -> float:
-        if name == "a":
-            raise error
-        taken.append(name)
-        return 0.0
-
-    monkeypatch.setattr(Store, "all", lambda _: [SimpleNamespace(name=name) for name in ("a", "b")])
-    monkeypatch.setattr(Store, "unfinished", lambda _: [])
-    monkeypatch.setattr(listing, "take_down", take_down)
-    done = CliRunner().invoke(app, ["undeploy", "--all"])
-    assert done.exit_code == 1 and taken == ["b"] and done.stderr == said
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
         (PermissionError(13, "Permission denied", "/data/deployments"), "/data/deployments: Permission denied\n"),
         (TransientFetchError("the hub returned HTTP 503"), "the hub returned HTTP 503\n"),  # it ended the others
     ],
@@ -174,187 +127,6 @@ def test_what_keeps_one_of_several_targets_is_told_for_it(
     monkeypatch.setattr(deploying, "Deploying", lambda *_, **__: SimpleNamespace(deploy=refuse))
     assert run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False)) == 1
     assert f"local:cpu: not deployed: {said}" in capsys.readouterr().err
-
-
-def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """`rankwise reap` goes on to what is rented, and the deployment itself can be taken down."""
-    folder = store.folder("broken")
-    with open_ledger(folder) as ledger:
-        ledger.write("deploying")
-        ledger.write("deployed")
-    (folder / "deployment.json").write_text('{"name": 7')
-    assert listing.print_deployments() == 3
-    assert "deployment.json: not JSON" in capsys.readouterr().err
-    [problem] = listing.reap_deployments(dry_run=False)
-    assert problem.endswith("`rankwise undeploy broken` takes it down") and folder.exists()
-    assert listing.run_undeploy(None, everything=True) == 0
-    assert not folder.exists()
-
-
-def test_an_unreadable_ledger_of_one_deployment_keeps_nobody_else(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rankwise deployments`, `reap` and `undeploy --all` ended with it, and with them what is rented stayed up."""
-    (store.folder("broken") / "ledger.jsonl").mkdir(parents=True)
-    with open_ledger(store.folder("half")) as ledger:
-        ledger.write("deploying")
-    assert listing.print_deployments() == 3
-    told = capsys.readouterr().err
-    assert "ledger.jsonl: is a folder, expected a file" in told and "half: deploying it was interrupted" in told
-    [problem] = listing.reap_deployments(dry_run=False)
-    assert "broken" in problem and not store.folder("half").exists()
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe", "k\u00e9y".encode(), b"x" * 5000])
-def test_a_damaged_token_of_one_deployment_keeps_nobody_else_from_the_list(
-    monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path, content: bytes
-) -> None:
-    (tmp_path / "key").write_bytes(content)
-    one = Deployment(
-        name="one", target="local:cpu", kind="local", url="http://127.0.0.1:9", front=str(tmp_path), bundle="b",
-        key_file=str(tmp_path / "key"), began_at=1.0, expires_at=4e9,
-    )  # fmt: skip
-    gone = one.model_copy(update={"name": "two", "key_file": str(tmp_path / "none")})
-    monkeypatch.setattr(Store, "all", lambda _: [one, gone])
-    done = CliRunner().invoke(app, ["deployments", "--json"])
-    listed = json.loads(done.stdout)["deployments"]
-    assert [each["health"] for each in listed] == ["token unreadable", "token missing"] and done.exit_code == 3
-
-
-def test_deployments_are_listed_for_programs(monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret-token")
-    began = time.time() - 1800
-    there = Deployment(
-        name="one", target="aws:g4dn.xlarge", kind="aws", url="http://127.0.0.1:9", front=str(tmp_path), bundle="b",
-        key_file=str(tmp_path / "key"), rental="r", usd_per_hour=2.0, began_at=began, expires_at=began + 7200,
-    )  # fmt: skip
-    own = there.model_copy(update={"name": "two", "kind": "local", "rental": None, "usd_per_hour": None})
-    monkeypatch.setattr(Store, "all", lambda _: [there, own])
-    done = CliRunner().invoke(app, ["deployments", "--json"])
-    printed = json.loads(done.stdout)
-    first, second = printed["deployments"]
-    assert done.exit_code == 3 and "secret-token" not in done.output
-    assert (first["name"], first["address"], first["health"]) == ("one", "http://127.0.0.1:9/v1", "not ready")
-    assert first["usd"] == pytest.approx(1.0, rel=0.1) and first["own_machine"] is False
-    assert second["usd"] is None and second["own_machine"] is True
-    assert printed["unfinished"] == [] and printed["damaged"] == {}
-
-
-@pytest.mark.parametrize(("kind", "usd"), [("aws", "2.00"), ("azure", "6.00")])
-def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: str, usd: str) -> None:
-    told = SimpleNamespace(kind=kind, usd_per_hour=2.0, began_at=0.0, expires_at=3600.0)
-    assert listing._usd(cast(Any, told), 3 * 3600.0) == usd
-
-
-def _one_deployment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "key").write_text("k")
-    found = SimpleNamespace(
-        name="a", url="http://127.0.0.1:9", key_file=str(folder / "key"), usd_per_hour=None, model="m", rental=None
-    )
-    monkeypatch.setattr(
-        routing, "store_of_user", lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
-    )
-
-
-def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _one_deployment(tmp_path, monkeypatch)
-    own = tmp_path / "engine" / "__init__.py"
-    own.parent.mkdir()
-    own.write_text("open('imported', 'w').close()")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(routing, "_announce", lambda *_: None)
-    monkeypatch.setattr(routing, "check_port", lambda port: None)  # it was free when the command began
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
-        assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
-    assert not (tmp_path / "imported").exists()
-
-
-class _OfAnother(BaseHTTPRequestHandler):
-    """Takes requests, as another router's front."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_a_router_does_not_announce_the_server_that_has_its_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It took the answer of another router, begun in another terminal, for its own, and told a token of nobody."""
-    _one_deployment(tmp_path, monkeypatch)
-    with HTTPServer(("127.0.0.1", 0), _OfAnother) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(ValueError, match=r"cannot be listened on: .*Use another --port"):
-            routing.run_route(["a"], other.server_port, 1, no_token=False)
-        other.shutdown()
-    assert "routing" not in capsys.readouterr().err
-
-
-class _Slow(_OfAnother):
-    """Answers a request some time after it came."""
-
-    began = threading.Event()
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.began.set()
-        time.sleep(2)
-        self.do_GET()
-
-
-_ROUTER = """
-import sys
-from types import SimpleNamespace
-from flows.cli.deploy import routing
-key, url, port = sys.argv[1:]
-found = SimpleNamespace(name="a", url=url, key_file=key, usd_per_hour=None, model="m", rental=None)
-routing.store_of_user = lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
-sys.exit(routing.run_route(["a"], int(port), 1, no_token=True))
-"""
-
-
-def test_an_interrupted_router_answers_what_it_has_begun(tmp_path: Path) -> None:
-    """Ctrl-C reached the front twice, from the terminal and from the command: it dropped its requests."""
-    (tmp_path / "key").write_text("k")
-    port, answers = free_port(), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as slow:
-        threading.Thread(target=slow.serve_forever, daemon=True).start()
-        words = [str(tmp_path / "key"), f"http://127.0.0.1:{slow.server_port}", str(port)]
-        with subprocess.Popen(
-            [sys.executable, "-c", _ROUTER, *words],
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # as of a terminal, whose Ctrl-C is for the whole group
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a script runs the tests
-        ) as router:
-            assert router.stderr is not None and router.stderr.readline().startswith(b"routing m at ")
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json={}, trust_env=False)))
-            asking.start()
-            assert _Slow.began.wait(patient(10))
-            os.killpg(router.pid, signal.SIGINT)
-            asking.join(patient(20))
-            assert router.wait(patient(20)) == 0
-        slow.shutdown()
-    assert [answer.status_code for answer in answers] == [200]
-
-
-@pytest.mark.parametrize(("rental", "first"), [("deploy-1a2b", "cheap"), (None, "a")])
-def test_a_router_takes_no_rented_nodes_of_unknown_price_for_own_machines(
-    tmp_path: Path, rental: str | None, first: str
-) -> None:
-    (tmp_path / "key").write_text("k")
-    known = {"url": "u", "key_file": str(tmp_path / "key")}
-    found = [
-        SimpleNamespace(**known, name="a", rental=rental, usd_per_hour=None),
-        SimpleNamespace(**known, name="cheap", rental="deploy-3c4d", usd_per_hour=0.5),
-    ]
-    backends = [routing._backend(cast(Any, each), 1) for each in found]
-    chosen = next_backend(backends, {each.name: BackendLoad(ready=True) for each in backends})
-    assert chosen is not None and chosen.name == first
 
 
 @pytest.mark.parametrize("words", [["deploy", "--target", "local:cpu"], ["rollout", "one"]])
@@ -554,43 +326,6 @@ def test_gpus_without_bfloat16_are_not_rented_for_it(
         run_deploy(DeployRequest(model=None, targets=(target,), from_run=tmp_path))
 
 
-class LoggingPlace:
-    """A machine with a line in each log; none: it does not answer."""
-
-    def __init__(self, name: str, line: str | None) -> None:
-        self.name, self._line = name, line
-
-    def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
-        if self._line is None:
-            raise PlaceError(None, f"{self.name}: does not answer")
-        if operation == "sizes":
-            return {"sizes": [100]}, b""
-        return {}, f"{self._line} of {arguments['path']}".encode()
-
-
-def test_logs_are_those_of_all_machines_that_answer(
-    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = PlacedServer(generation=1, bundle="b", folder="/a/1", port=1, local_port=1, tunnel="/t/1", peers=("/b/1",))
-    servers = (first, first.model_copy(update={"generation": 2, "node": 2, "peers": (), "tunnel": None}))
-    places = [LoggingPlace("gpu-a", "hello"), LoggingPlace("gpu-b", "there"), LoggingPlace("gpu-c", None)]
-    placer = SimpleNamespace(place_of=places.__getitem__, here=LoggingPlace("local", "here"))
-    monkeypatch.setattr(Store, "read", lambda *_: SimpleNamespace(servers=servers, front="/front"))
-    monkeypatch.setattr(Store, "bundle", lambda *_: SimpleNamespace(layout=Layout(dp=2)))
-    monkeypatch.setattr(listing, "placer_of", lambda *_: placer)
-    assert listing.print_deployment_logs("one") == 1
-    told = capsys.readouterr()
-    for line in (
-        "hello of /a/1/server.log",
-        "hello of /a/1/replica-1.log",
-        "there of /b/1/replica-0.log",  # ranks of another node
-        "here of /t/1/server.log",  # what ssh says of the tunnel
-        "here of /front/server.log",  # though a machine does not answer
-    ):
-        assert line in told.out
-    assert told.err == "server 2: gpu-c: does not answer\n"
-
-
 def test_a_million_tokens_that_cost_less_than_a_cent_are_not_free() -> None:
     fast = Timing(seconds=0.001, per_second=200_000.0, unit="tokens/s", requests=1)
     assert deploying._per_million(0.526, fast) == "0.00073" and deploying._per_million(None, fast) == ""
@@ -606,19 +341,6 @@ def test_a_million_tokens_that_cost_less_than_a_cent_are_not_free() -> None:
 def test_times_and_rates_have_three_digits(seconds: float, rate: float, unit: str, shown: tuple[str, str]) -> None:
     """The table had `1082.3` ms and `1 embeddings/s`, which may be 0.5 or 1.4."""
     assert deploying._timed(Timing(seconds=seconds, per_second=rate, unit=unit, requests=1)) == shown
-
-
-@pytest.mark.parametrize(
-    ("cost", "told"),
-    [(0.0, ""), (1.25, "; it cost 1.25 USD"), (None, "; what it cost is unknown, for it has no price")],
-)
-def test_what_a_deployment_cost_is_told_or_called_unknown(
-    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str], cost: float | None, told: str
-) -> None:
-    """Of a rented machine without a price nothing was said, as of an own one."""
-    monkeypatch.setattr(listing, "take_down", lambda *_: cost)
-    assert listing.run_undeploy("one", everything=False) == 0
-    assert capsys.readouterr().out == f"one: taken down, nothing is left{told}\n"
 
 
 @pytest.mark.parametrize(

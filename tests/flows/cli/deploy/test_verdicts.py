@@ -48,6 +48,6 @@ def test_a_verdict_is_of_the_code_that_gave_it(
     for times in (2, 2):
         judged_by_transformers(tmp_path)("m", Layout(), "float32")
         assert len(verified) == times
-    monkeypatch.setattr("flows.cli.deploy.verdicts._version", lambda name: f"{name} 99")
+    monkeypatch.setattr("flows.cli.deploy.verdicts.version_of", lambda name: f"{name} 99")
     judged_by_transformers(tmp_path)("m", Layout(), "float32")
     assert len(verified) == 3

@@ -18,7 +18,7 @@ def without(names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(optional.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
 
 
 def put(root: Path, name: str, text: str) -> Path:

@@ -22,8 +22,9 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
 from flows.cli.plan.model import run_plan
+from flows.cli.plan.planned_study import planned
 from flows.cli.plan.request import PlanRequest
-from flows.cli.plan.study import answer, as_data, plan_study, planned
+from flows.cli.plan.study import answer, as_data, plan_study
 from tasks.planning.study_cost import (
     LAUNCH_SECONDS,
     RUN_SECONDS,

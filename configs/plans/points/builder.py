@@ -13,7 +13,7 @@ from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
 from configs.common.booleans import boolean_problems
 from configs.common.execution import Dtype, Layout
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
-from configs.plans.refusals import refusal
+from configs.plans.points.refusals import refusal
 from configs.spec.alternatives import model_at, without_alternatives
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, override
@@ -58,7 +58,7 @@ class PointBuilder:
         refused, self.refused = tuple(self.refused), []
         if refused and not points:
             for reason in dict.fromkeys(item.reason for item in refused):
-                self._problem(f"{where}: no point can be measured: {reason}")
+                self.note_problem(f"{where}: no point can be measured: {reason}")
         return refused
 
     def note_same_cells(self, where: str, points: list[CellPoint]) -> None:
@@ -70,7 +70,7 @@ class PointBuilder:
                 continue
             first = labels[point.cell]
             what = "is given twice" if first == point.label else f"is the same cell as {first}"
-            self._problem(f"{where}: {point.label} {what}. Leave one of the two out")
+            self.note_problem(f"{where}: {point.label} {what}. Leave one of the two out")
 
     def note_unfilled_batch(self, where: str, chosen: Overrides, points: list[CellPoint]) -> None:
         """Note points that are told apart by a batch that none of their replicas gets."""
@@ -80,14 +80,14 @@ class PointBuilder:
             try:
                 cell.workload.check_batch(cell.layout.dp)
             except ValueError as error:
-                self._problem(f"{where}: {error}")
+                self.note_problem(f"{where}: {error}")
 
     def note_without_figures(self, where: str, kind: str, points: list[CellPoint]) -> None:
         """Note an experiment that compares the throughput of cells which have none."""
         shown_by = [STUDIED[self.cells[point.cell].workload.kind].shown_by for point in points]
         if kind in _COMPARING and points and all(shown_by):
             work = self.cells[points[0].cell].workload.kind
-            self._problem(
+            self.note_problem(
                 f"{where}.kind: got {kind}, which shows no figure of a {work} workload. Use `kind: {shown_by[0]}`"
             )
 
@@ -109,9 +109,10 @@ class PointBuilder:
         for kind, name, value in [place for place in idle if place not in used]:
             what = idle[kind, name, value]
             shown = written.get(value, value)
-            self._problem(f"workload.{name}: {shown} has no effect without {what}. Leave it out, or set that")
+            self.note_problem(f"workload.{name}: {shown} has no effect without {what}. Leave it out, or set that")
 
-    def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
+    def draft(self, model: PlannedModel | None, target: Target) -> Draft:
+        """Return a draft of the fields that the study gives all cells."""
         return {
             "model": model.identity if model else None,
             "workload": self.study.workload.model_dump(),
@@ -123,7 +124,7 @@ class PointBuilder:
             "env": dict(target.env),
         }
 
-    def _point(
+    def point(
         self,
         where: str,
         draft: Draft,
@@ -137,13 +138,13 @@ class PointBuilder:
         if reason is not None:
             self.refused.append(RefusedPoint(label=label, values=values, reason=reason))
             return []
-        cell = self._cell(where, draft)
+        cell = self.cell(where, draft)
         if cell is None:
             return []
         self.cells.setdefault(cell.key, cell)
         return [CellPoint(cell=cell.key, values=values, label=label, baseline=baseline)]
 
-    def _cell(self, where: str, draft: Draft) -> Cell | None:
+    def cell(self, where: str, draft: Draft) -> Cell | None:
         """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
         work = draft["workload"] = {**draft["workload"]}
         for name in _INPUT_FIELDS:
@@ -162,14 +163,15 @@ class PointBuilder:
                 cell = Cell.model_validate(draft)
             cell.workload.check_batch()  # of one replica: scaling and layouts may share a batch out
             cell.workload.check_warmup(self.study.measuring.warmup)
-            return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
+            return placed(cell, self.target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:
-            self._invalid(where, error, draft)
+            self.note_invalid(where, error, draft)
         except ValueError as error:
-            self._problem(f"{where}: {error}")
+            self.note_problem(f"{where}: {error}")
         return None
 
-    def _invalid(self, where: str, error: ValidationError, draft: Draft) -> None:
+    def note_invalid(self, where: str, error: ValidationError, draft: Draft) -> None:
+        """Note what pydantic refused of a draft, each by its dotted field."""
         for detail in without_alternatives(error.errors(include_url=False), draft):
             # The union's tag stands second in the location of a workload's field.
             kind = next((str(item) for item in detail["loc"] if item in STUDIED), None)
@@ -182,12 +184,13 @@ class PointBuilder:
             text = field_problem(detail, name, model_at(model, path, detail["alternative"]))
             field = ".".join(location)
             named = not field or text.startswith(f"{field}.")  # a workload's own checks name its field
-            self._problem(f"{where}: {text}" if named else f"{where}: {field}: {text}")
+            self.note_problem(f"{where}: {text}" if named else f"{where}: {field}: {text}")
 
-    def _target(self, name: str) -> Target:
+    def target(self, name: str) -> Target:
+        """Return the study's target of this name."""
         return next(target for target in self.study.targets if target.name == name)
 
-    def _settled(self, where: str, draft: Draft) -> bool:
+    def settled(self, where: str, draft: Draft) -> bool:
         """Make the values of workload and nodes those of their fields, as those of an override need not be: "8" is 8.
 
         False, and the problem noted, where one is wrong: nothing can be computed from it.
@@ -198,7 +201,7 @@ class PointBuilder:
             _DTYPE.validate_python(draft["dtype"])
             nodes = None if draft.get("nodes") is None else _NODES.validate_python(draft["nodes"])
         except ValidationError:
-            self._point(where, draft, {}, where)
+            self.point(where, draft, {}, where)
             return False
         if self._has_boolean(f"{where}: ", draft, {"workload": settled, "nodes": nodes}):
             return False
@@ -211,22 +214,36 @@ class PointBuilder:
         """Whether numbers are given as true or false, each noted as a problem."""
         problems = boolean_problems(given, made)
         for problem in problems:
-            self._problem(f"{where}{problem}")
+            self.note_problem(f"{where}{problem}")
         return bool(problems)
 
-    def _prompts_in_file(self, draft: Draft) -> int | None:
+    def prompts_in_file(self, draft: Draft) -> int | None:
+        """Return how many prompts the draft selects of its file; None without one."""
         work = draft["workload"]
         if not isinstance(work.get("prompts"), str):
             return None
         fields = {name: work.get(name) for name in ("variant", "limit")}
         return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
 
-    def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
+    def set_prompts(self, draft: Draft, full: int, random: int) -> None:
+        """Set a number of prompts that is not given: the file's, at least a full batch; without a file `random`."""
+        work = draft["workload"]
+        if STUDIED[work["kind"]].takes_prompts and work.get("num_prompts") is None:
+            available = self.prompts_in_file(draft)
+            work["num_prompts"] = max(available, full) if available else random
+
+    def override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
         """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
         problems = override(draft, overrides)
         for problem in problems:
-            self._problem(f"{where}.{problem}")
+            self.note_problem(f"{where}.{problem}")
         return not problems
 
-    def _problem(self, text: str) -> None:
+    def note_problem(self, text: str) -> None:
+        """Note a problem once."""
         self.problems[text] = None
+
+
+def whole(value: object, default: int = 1) -> int:
+    """A number of an override that is not validated yet; the default for what the cell's validation will refuse."""
+    return value if isinstance(value, int) and value > 0 else default

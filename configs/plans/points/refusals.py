@@ -2,7 +2,7 @@
 
     reason = refusal(draft)        # "engine deepspeed requires tp of 2 or more"; None: the cell is supported
 
-`configs.plans.expand` uses them; a grid over engines keeps such points as unsupported, with the reason.
+`configs.plans.points` uses them; a grid over engines keeps such points as unsupported, with the reason.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""What common savings would bring, where prices or measurements tell."""
