@@ -383,7 +383,7 @@ def _spellings(tables: Tables, table: str) -> dict[str, list[str]]:
 def _plain(name: str) -> str:
     """`NVIDIA H100 80GB HBM3` and `nvidia-h100-80gb-hbm3` alike, without the maker's name."""
     plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-|amd-|instinct-|tesla-|geforce-)+", "", plain)
+    return re.sub(r"^(nvidia-|amd-|intel(\(r\))?-|instinct-|tesla-|geforce-)+", "", plain)
 
 
 def _some(names: dict[str, list[str]]) -> str:
