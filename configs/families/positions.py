@@ -2,6 +2,7 @@
 
     unused_positions({"model_type": "roberta", "pad_token_id": 1})      # 2: a table of 514 rows holds 512 tokens
     trained_positions({"max_position_embeddings": 2048})                # 2048
+    source_positions({"model_type": "led", "max_encoder_position_embeddings": 16384})   # 16384; its answers have fewer
     are_distances({"model_type": "bloom", "seq_length": 2048})          # True: it takes more than 2048 tokens
 
 RoBERTa and its relatives count positions from the row after the padding token's (transformers'
@@ -19,7 +20,14 @@ _AFTER_PADDING = frozenset(
         "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
-_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
+LIMIT_KEYS = (
+    "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
+    "max_decoder_position_embeddings",
+)  # fmt: skip
+"""Keys of a config.json that say how long a sequence may be, in any family; the first that is there counts."""
+_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_decoder_position_embeddings")
+_WINDOW = 512
+"""LED's attention window where config.json names none, and positions of its encoder (transformers' LEDConfig)."""
 _PADDING = 1
 """The padding token where a config.json names none, and always MPNet's."""
 
@@ -55,4 +63,22 @@ def trained_positions(config: Mapping[str, Any]) -> int | None:
     if are_distances(config):
         return None
     named = next((name for name in _NAMES_OF_POSITIONS if config.get(name)), None)
-    return None if named is None else size_of(config[named], named, MAX_SIZE) - unused_positions(config)
+    limit = None if named is None else size_of(config[named], named, MAX_SIZE) - unused_positions(config)
+    limits = [each for each in (limit, source_positions(config)) if each is not None]
+    return min(limits, default=None)
+
+
+def source_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of an encoder-decoder's source, where its encoder has positions of its own (LED); else
+    None. Raises ValueError for one that is no number.
+
+    LED fills a source up to a multiple of its largest attention window, and the filling has positions too
+    (transformers' `LEDEncoder._pad_to_window_size`).
+    """
+    name = "max_encoder_position_embeddings"
+    if not config.get(name):
+        return None
+    rows, window = size_of(config[name], name, MAX_SIZE), config.get("attention_window") or _WINDOW
+    widths = window if isinstance(window, list | tuple) else [window]
+    widest = max(size_of(each, "attention_window", MAX_SIZE) for each in widths)
+    return rows - rows % widest

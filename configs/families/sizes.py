@@ -28,7 +28,8 @@ class ModelSizes:
     without rotary positions). position_offset: row of the table of positions that the first token has. token_types:
     rows of a table of which row 0 is added to every token. embedding_scale multiplies what the table of words gives,
     rounded to the dtype before. attention_scale multiplies the scores, head_scale what goes into the head.
-    start_token: the first token that an encoder-decoder's decoder is given.
+    start_token: the first token that an encoder-decoder's decoder is given. wide_down: in float16, the feed-forward's
+    last product and the stream that it is added to are in float32, as they are beyond the range of float16.
     """
 
     vocabulary: int
@@ -70,6 +71,12 @@ class ModelSizes:
     final_norm: bool = True
     head_scale: float = 1.0
     start_token: int = 0
+    wide_down: bool = False
+
+    @property
+    def max_source_positions(self) -> int:
+        """Maximum length of an encoder-decoder's source in tokens."""
+        return self.max_positions
 
     def __post_init__(self) -> None:
         if self.rotary_dim == _OF_THE_HEAD:

@@ -348,6 +348,7 @@ FAMILIES: dict[str, Family] = {
             "tied": Key("tie_word_embeddings", True, others=("tie_word_embeddings",)),  # null: tied
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
+            "wide_down": True,  # `_keep_in_fp32_modules` of transformers' T5PreTrainedModel
         },
         # is_causal would apply to both stacks.
         computed={"is_encoder_decoder": (True,), "is_decoder": (False,), "is_causal": (None,)},

@@ -22,7 +22,7 @@ def spellings(tables: Tables, table: str) -> dict[str, list[str]]:
 def plain_name(name: str) -> str:
     """`NVIDIA H100 80GB HBM3` and `nvidia-h100-80gb-hbm3` alike, without the maker's name."""
     plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-|amd-|instinct-|tesla-|geforce-)+", "", plain)
+    return re.sub(r"^(nvidia-|amd-|intel(\(r\))?-|instinct-|tesla-|geforce-)+", "", plain)
 
 
 def instance_name(name: str, attached: tuple[int, str] | None) -> str:

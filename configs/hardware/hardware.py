@@ -10,8 +10,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen
 
-AcceleratorKind = Literal["cuda", "rocm", "tpu", "neuron", "hpu", "cpu"]
-"""What programs call the platform; `neuron` is AWS Trainium and Inferentia, `hpu` Intel Gaudi."""
+AcceleratorKind = Literal["cuda", "rocm", "xpu", "tpu", "neuron", "hpu", "cpu"]
+"""What programs call the platform; `xpu` is Intel's GPUs, `neuron` AWS Trainium and Inferentia, `hpu` Intel Gaudi."""
 NumberFormat = Literal["float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4"]
 
 

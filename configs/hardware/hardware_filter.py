@@ -55,6 +55,7 @@ _GENERATIONS: dict[str, tuple[str, float]] = {
     "b300": ("nvidia", 10.3),
     "gb300": ("nvidia", 10.3),
     "rtxpro6000": ("nvidia", 12.0),
+    "gb10": ("nvidia", 12.1),
     "rtx5090": ("nvidia", 12.0),
     "mi250x": ("amd", 2.0),
     "mi250": ("amd", 2.0),

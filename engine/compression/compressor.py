@@ -45,6 +45,11 @@ class Compressor:
         self._weights = self._nonzero = self._packed_bytes = 0
         self._seconds = 0.0
 
+    @property
+    def quantises(self) -> bool:
+        """Whether products become a narrower format."""
+        return self._scheme is not None
+
     def pack(
         self, parts: Sequence[Tensor], bias: Tensor | None, packing: Packing, first_input: int = 0
     ) -> PackedLinear:

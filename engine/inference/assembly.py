@@ -82,7 +82,7 @@ class Assembly:
 
     def put(self, piece: TensorSlice, tensor: Tensor) -> None:
         """Add one piece, in any dtype."""
-        tensor = tensor.to(self._device, self._dtype)
+        tensor = tensor.to(self._device, self._dtype_of(piece))
         self.nbytes += tensor.nbytes
         whole = piece == TensorSlice(piece.name)
         self._hashed.add(piece.name, tensor, "" if whole else f"{piece.rows}{piece.columns}")
@@ -98,6 +98,13 @@ class Assembly:
             else:
                 self._waiting[slot.name] = part
                 self._pack_if_complete(product)
+
+    def _dtype_of(self, piece: TensorSlice) -> torch.dtype:
+        """Return the dtype of a piece: wider for some, unless they are quantised (as in transformers)."""
+        wide = self._config.wide_down and self._dtype is torch.float16
+        if not wide or (self._compressor is not None and self._compressor.quantises):
+            return self._dtype
+        return torch.float32 if all(_role(slot.name) == "down" for slot in self._slots[piece]) else self._dtype
 
     def weights(self, stack: StackName) -> StackWeights:
         """Return all of the rank's weights of a stack; every wanted piece must have been added."""
@@ -168,14 +175,18 @@ def _product(slot: str) -> str | None:
     """Return the packed product that a slot belongs to; None: the slot is not packed."""
     if slot.startswith(f"{_HEAD}."):
         return _HEAD
-    prefix, _, role = slot.rpartition(".")[0].rpartition(".")
-    product = _PRODUCT_OF.get(role)
+    prefix = slot.rpartition(".")[0].rpartition(".")[0]
+    product = _PRODUCT_OF.get(_role(slot))
     return None if product is None else f"{prefix}.{product}"
+
+
+def _role(slot: str) -> str:
+    """Return the role in a slot's name: "decoder.3.down.weight" is "down"."""
+    return slot.rpartition(".")[0].rpartition(".")[2]
 
 
 def _place(slot: Slot) -> tuple[bool, int]:
     """Sort key: weights before biases, each in the order of the roles."""
-    owner, _, kind = slot.name.rpartition(".")
-    role = owner.rpartition(".")[2]
+    kind, role = slot.name.rpartition(".")[2], _role(slot.name)
     roles = _PARTS.get(_PRODUCT_OF.get(role, ""), ())
     return kind == "bias", roles.index(role) if role in roles else 0

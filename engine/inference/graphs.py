@@ -31,7 +31,7 @@ class StepModel(Protocol):
 
     first: bool
     config: ModelConfig
-    dtype: torch.dtype
+    stream_dtype: torch.dtype
     device: torch.device
 
     def compute(self, inputs: Tensor, step: CacheStep | GpuStep, last_only: bool) -> Tensor:
@@ -47,7 +47,7 @@ class StaticStep:
         if shard.first:
             self._inputs = torch.zeros((batch, 1), dtype=torch.int64, device=device)
         else:
-            self._inputs = torch.zeros((batch, 1, shard.config.hidden), dtype=shard.dtype, device=device)
+            self._inputs = torch.zeros((batch, 1, shard.config.hidden), dtype=shard.stream_dtype, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._padding = torch.zeros(batch, dtype=torch.int64, device=device) if padded else None
         self._given: Tensor | None = None
@@ -82,7 +82,7 @@ class StaticPagedStep:
         if shard.first:
             self._inputs = torch.zeros((1, count), dtype=torch.int64, device=device)
         else:
-            self._inputs = torch.zeros((1, count, shard.config.hidden), dtype=shard.dtype, device=device)
+            self._inputs = torch.zeros((1, count, shard.config.hidden), dtype=shard.stream_dtype, device=device)
         self._sequences = torch.zeros(count, dtype=torch.int32, device=device)
         self._positions = torch.zeros(count, dtype=torch.int32, device=device)
         self._recorded: Recorded | None = None

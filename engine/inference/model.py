@@ -57,6 +57,7 @@ class Shard:
         self.layers = own_layers(config, grid) if layers is None else layers
         some = weights.layers[0].input_norm.weight
         self.dtype, self.device = some.dtype, some.device
+        self.stream_dtype = torch.promote_types(self.dtype, weights.layers[0].down.dtype)
         self._windows = [config.windows[layer] for layer in self.layers] if stack == "decoder" else []
         self._rule = NormRule(config.norm, config.norm_epsilon)
         self._input_norms = [self._norm_of(layer.input_norm) for layer in weights.layers]
@@ -253,7 +254,8 @@ class Shard:
         return hidden[:, -1:] if last_only and self.last else hidden
 
     def _feed(self, normed: Tensor, layer: LayerWeights) -> Tensor:
-        return layer.down(activate(layer.gate_up(normed), self.config.activation, self.config.gated))
+        fed = activate(layer.gate_up(normed), self.config.activation, self.config.gated)
+        return layer.down(fed if self.stream_dtype is self.dtype else fed.to(self.stream_dtype))
 
     def _attention(self, hidden: Tensor, layer: LayerWeights, place: int, step: AnyStep) -> Tensor:
         """Return attention of this rank's heads on [batch, length, hidden]: [batch, length, heads x head_dim]."""

@@ -44,7 +44,7 @@ class PipelineStage:
         if self.shard.first:
             return tokens
         shape = (*tokens.shape, self.shard.config.hidden)
-        hidden = torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
+        hidden = torch.empty(shape, dtype=self.shard.stream_dtype, device=self.shard.device)
         return self.pipeline.receive(hidden, self.pipeline.index - 1)
 
     def passed_on(self, hidden: Tensor) -> Tensor | None:

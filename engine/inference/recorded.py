@@ -97,7 +97,7 @@ class _Replay:
         if shard.first:
             self._inputs = torch.zeros(shape, dtype=torch.int64)
         else:
-            self._inputs = torch.zeros((*shape, shard.config.hidden), dtype=shard.dtype)
+            self._inputs = torch.zeros((*shape, shard.config.hidden), dtype=shard.stream_dtype)
         self._output = self._inputs
         self._left_to_check = _CHECKED_STEPS
         self.refusals: set[str] = set()

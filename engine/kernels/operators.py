@@ -53,8 +53,11 @@ _ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}  # in
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return the root-mean-square norm of [..., width] times weight [width], in float32, the product after the cast.
 
-    A float32 weight with a 16-bit x is multiplied before the cast.
+    A float32 weight with a 16-bit x is multiplied before the cast. A 16-bit weight with a float32 x gives 16 bits, as
+    the norms of T5 do.
     """
+    if x.dtype is torch.float32 and weight.dtype is not torch.float32:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)).to(weight.dtype)
     library = _library_for(x)
     wide_weight = weight.dtype is not x.dtype
     same_rounding = not wide_weight or weight.dtype is torch.float32

@@ -13,8 +13,9 @@ from configs.records.record import Figure
 class TextModel(Protocol):
     """Sizes and limits of a text model.
 
-    positions: "relative" means that sequences have no maximum length; else it is `max_positions`. windows: tokens that
-    each layer's attention looks back (None: all). start_token: the first token of an encoder-decoder's decoder.
+    positions: "relative" means that sequences have no maximum length; else it is `max_positions`, of the source of an
+    encoder-decoder `max_source_positions`. windows: tokens that each layer's attention looks back (None: all).
+    start_token: the first token of an encoder-decoder's decoder.
     """
 
     @property
@@ -36,6 +37,10 @@ class TextModel(Protocol):
     @property
     def max_positions(self) -> int:
         """Maximum length of a sequence in tokens."""
+
+    @property
+    def max_source_positions(self) -> int:
+        """Maximum length of an encoder-decoder's source in tokens."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:

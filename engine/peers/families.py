@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.families.config import ModelConfig
-from configs.families.positions import are_distances, unused_positions
+from configs.families.positions import LIMIT_KEYS, are_distances, source_positions, unused_positions
 from configs.families.sizes import ModelForm, Positions
 from engine.context import Context
 from engine.models.text_model import TextModel
 from engine.models.weights import check_kind, required_manifest
-from engine.peers.folder_model import WorkKind
+from engine.peers.folder_model import WorkKind, start_token
 
 _KINDS: dict[WorkKind, ModelForm] = {"generate": "decoder", "seq2seq": "encoder_decoder", "encode": "encoder"}
-_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _MAX_REASON = 200
 
 
@@ -31,6 +30,7 @@ class PeerModel:
     vocabulary: int
     positions: Positions
     max_positions: int
+    max_source_positions: int
     windows: tuple[int | None, ...]
     start_token: int
 
@@ -70,18 +70,34 @@ def _by_transformers(folder: Path, work: WorkKind, identity: str) -> PeerModel:
     vocabulary = getattr(text, "vocab_size", None)
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise ValueError(f"{identity}: config.json: vocab_size: got {vocabulary!r}, expected the number of tokens")
-    limit = next((found for name in _LIMITS if isinstance(found := getattr(text, name, None), int) and found > 0), None)
-    limit = None if are_distances(text.to_dict()) else limit
-    start = getattr(config, "decoder_start_token_id", None)
+    most, source = _limits(text)
+    start = start_token(config)
+    if work == "seq2seq" and start is None:
+        raise ValueError(
+            f"{identity}: config.json names neither decoder_start_token_id nor bos_token_id, so an answer has no first "
+            "token. Set decoder_start_token_id, of a multilingual model to its target language's token"
+        )
     return PeerModel(
         family=str(config.model_type),
         kind=_KINDS[work],
         vocabulary=vocabulary,
-        positions="relative" if limit is None else "learned",
-        max_positions=limit - unused_positions(text.to_dict()) if limit else 0,
+        positions="relative" if most is None else "learned",
+        max_positions=most or 0,
+        max_source_positions=source or 0,
         windows=_windows(text),
-        start_token=start if isinstance(start, int) else 0,
+        start_token=start or 0,
     )
+
+
+def _limits(text: Any) -> tuple[int | None, int | None]:
+    """Return the most tokens of a sequence, and of an encoder-decoder's source; None: no limit, or none is said."""
+    said = text.to_dict()
+    found = (getattr(text, name, None) for name in LIMIT_KEYS)
+    limit = next((value for value in found if isinstance(value, int) and value > 0), None)
+    if limit is None or are_distances(said):
+        return None, None
+    most, source = limit - unused_positions(said), source_positions(said)
+    return most, most if source is None else source
 
 
 def _mapping(work: WorkKind) -> Any:

@@ -65,9 +65,17 @@ def plain(model: Any) -> Any:
     from transformers import GenerationConfig
 
     if getattr(model, "generation_config", None) is not None:
-        start = getattr(model.config, "decoder_start_token_id", None)
+        start = start_token(model.config) if model.config.is_encoder_decoder else None
         model.generation_config = GenerationConfig(decoder_start_token_id=start)
     return model.eval()
+
+
+def start_token(config: Any) -> int | None:
+    """Return the first token of an encoder-decoder's decoder as transformers' `generate` chooses it: that of the
+    configuration, else the token that begins a text; None where neither is named.
+    """
+    named = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id"))
+    return next((token for token in named if type(token) is int), None)
 
 
 def _without_pooler(config: Any, work: WorkKind) -> dict[str, Any]:

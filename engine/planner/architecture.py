@@ -29,6 +29,7 @@ class Weight:
     per_sequence: multiplies one vector of a sequence (a pooler, a classifier), not each token.
     stream: the tokens it multiplies: `source` for an encoder-decoder's encoder and for the cross-attention keys and
     values, `main` for all others.
+    wide: in float32 where the model is in float16.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Weight:
     uses: int | None = None
     per_sequence: bool = False
     stream: TokenStream = "main"
+    wide: bool = False
 
     @property
     def products(self) -> int:

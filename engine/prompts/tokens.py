@@ -277,7 +277,7 @@ def _checked(ids: list[int], workload: PromptedWorkload, config: TextModel, wher
                 f"workload.new_tokens: got {new_tokens}; the model takes {limit} (max_position_embeddings); "
                 f"set new_tokens to at most {limit}"
             )
-        new_tokens = 0
+        limit, new_tokens = config.max_source_positions, 0
     if len(ids) + new_tokens > limit:
         fits = limit - new_tokens
         remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from configs.common.printable import plural
-from configs.families.positions import are_distances
+from configs.families.positions import LIMIT_KEYS, are_distances
 from engine.planner.families import read_architecture
 
 MAX_POSITIONS = 2048
@@ -28,7 +28,6 @@ _CACHED_STEPS = 8
 _CHARACTERS_PER_TOKEN = 5
 _SPECIAL_TOKENS = 8
 """Room in the context for what a tokenizer adds to a text."""
-_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
 
 def position_limit(config: dict[str, Any], name: str) -> int | None:
@@ -42,7 +41,7 @@ def _trained_length(config: dict[str, Any], name: str) -> int | None:
         found = read_architecture(config, name).max_positions
         if found:
             return found
-    known = (config.get(key) for key in _LIMITS)
+    known = (config.get(key) for key in LIMIT_KEYS)
     return next((found for found in known if isinstance(found, int) and found > 0), None)
 
 

@@ -59,7 +59,7 @@ _CLOCK_HERTZ = {
     "l40": 2.49e9, "l4": 2.04e9, "a10": 1.695e9, "a10g": 1.71e9, "a30": 1.44e9, "a40": 1.74e9, "a5000": 1.695e9,
     "a6000": 1.8e9, "v100": 1.53e9, "v100s": 1.597e9, "t4": 1.59e9, "rtx2080ti": 1.545e9, "quadrortx6000": 1.77e9,
     "quadrortx8000": 1.77e9, "rtx3090": 1.695e9, "rtx4090": 2.52e9, "rtx5090": 2.407e9, "rtx6000ada": 2.505e9,
-    "rtxpro6000": 2.49e9,
+    "rtxpro6000": 2.49e9, "gb10": 2.52e9, "max1550": 1.6e9, "max1100": 1.55e9,
 }  # fmt: skip
 """Boost clocks of the makers' data sheets, or what the catalog's peaks follow from (`accelerators.csv`); a device that
 is not listed counts as an A100.

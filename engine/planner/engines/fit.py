@@ -17,7 +17,7 @@ from configs.common.arrays import Floats
 from configs.common.system.blas import one_blas_thread
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
-from engine.planner.engines.schedule import WORKSPACE_SIGMA, cache_tokens
+from engine.planner.engines.schedule import WORKSPACE_SIGMA, cache_tokens, kept_by_batch
 from engine.planner.engines.work import PhaseWork, seconds
 
 _NOISE, _QUEUED_NOISE = (
@@ -105,7 +105,7 @@ def room_shifts(fitted: FittedDeviations, points: Sequence[BatchPoint]) -> tuple
     """
     less, more = np.zeros(len(points)), np.zeros(len(points))
     far = NORMAL_WIDTH * WORKSPACE_SIGMA
-    near = [at for at, point in enumerate(points) if point.tokens > cache_tokens(point, far)]
+    near = [at for at, point in enumerate(points) if kept_by_batch(point) > cache_tokens(point, far)]
     if not near:
         return less, more
     some = [points[at] for at in near]

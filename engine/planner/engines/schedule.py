@@ -5,13 +5,15 @@
 TensorRT-LLM reserves a sequence's whole context before it starts it (`GUARANTEED_NO_EVICT`), so equal sequences run in
 waves. vLLM starts what its prompts need; when the cache is full it preempts the latest sequence, frees its blocks and
 computes it again later (`PreemptionMode.RECOMPUTE`). The cache has what the engine may use of the memory, less weights
-and workspace.
+and workspace; what a sequence takes of it with sliding windows is in `engine.planner.engines.kept`.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from engine.planner.engines.kept import kept_tokens
 from engine.planner.engines.point import BatchPoint
 
 MOST_PHASES = 6
@@ -54,7 +56,8 @@ class Schedule:
 
 
 def cache_tokens(point: BatchPoint, more_workspace: float = 0.0) -> float:
-    """Return how many tokens the cache of the fullest rank holds. Raises ValueError where the weights do not fit.
+    """Return how many tokens the cache of the fullest rank holds in all layers. Raises ValueError where the weights do
+    not fit.
 
     more_workspace: bytes that an engine takes beyond its rule.
     """
@@ -75,7 +78,7 @@ def cache_tokens(point: BatchPoint, more_workspace: float = 0.0) -> float:
 def admit(point: BatchPoint, more_workspace: float = 0.0) -> Schedule:
     """Return the phases of a batch whose sequences all start together."""
     room = cache_tokens(point, more_workspace)
-    pressure = point.batch * point.context / room
+    pressure = kept_by_batch(point) / room
     if pressure <= 1:
         phase = (float(point.new_tokens), float(point.batch), point.prompt_tokens + point.new_tokens / 2)
         return Schedule((phase,), float(point.batch * point.prompt_tokens), False, pressure)
@@ -85,9 +88,14 @@ def admit(point: BatchPoint, more_workspace: float = 0.0) -> Schedule:
     return Schedule(tuple(_merged(phases)), prefilled, True, pressure)
 
 
+def kept_by_batch(point: BatchPoint) -> float:
+    """Return the room of all sequences, complete, in the unit of `cache_tokens`."""
+    return point.batch * kept_tokens(point, point.context)
+
+
 def _waves(point: BatchPoint, room: float) -> list[tuple[float, float, float]]:
     """Return full waves and the rest."""
-    at_once = max(1, int(room / point.context))
+    at_once = max(1, int(room / kept_tokens(point, point.context)))
     full, rest = divmod(point.batch, at_once)
     context = point.prompt_tokens + point.new_tokens / 2
     waves = [(float(point.new_tokens * full), float(at_once), context)] if full else []
@@ -101,17 +109,23 @@ def _preempting(point: BatchPoint, room: float) -> tuple[list[tuple[float, float
         raise ValueError(f"batch_size: {point.batch} sequences at once, expected at most {MOST_SEQUENCES:,}")
     waiting, running = [0] * point.batch, list[int]()
     phases, prefilled, chunk = [], 0.0, max(1, new // _CHUNKS)
+
+    @cache
+    def kept(made: int) -> float:
+        return kept_tokens(point, prompt + made)
+
     for _ in range(_MOST_TURNS):
-        used = len(running) * prompt + sum(running)
-        while waiting and (used + prompt + waiting[0] <= room or not running):
+        used = sum(map(kept, running))
+        while waiting and (used + kept(waiting[0]) <= room or not running):
             made = waiting.pop(0)
             running.append(made)
             prefilled += prompt + made
-            used += prompt + made
-        while len(running) > 1 and used + len(running) * chunk > room:
+            used += kept(made)
+        grown = sum(kept(made + chunk) for made in running)
+        while len(running) > 1 and grown > room:
             made = running.pop()
             waiting.insert(0, made)
-            used -= prompt + made
+            grown -= kept(made + chunk)
         steps = min(chunk, *(new - made for made in running))
         phases.append((float(steps), float(len(running)), prompt + sum(running) / len(running) + steps / 2))
         running = [made + steps for made in running if made + steps < new]

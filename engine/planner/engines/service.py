@@ -22,6 +22,7 @@ from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
 from engine.planner.engines.calibrated import CalibratedEngines
 from engine.planner.engines.fit import most_informative, predicted_logs
+from engine.planner.engines.kept import kept_tokens
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import cache_tokens
 from engine.planner.engines.work import PhaseWork
@@ -142,7 +143,7 @@ def _ranks(wish: ServingRequest) -> list[int]:
 def _room(point: BatchPoint) -> float:
     """Return how many sequences the cache holds; 0 where the weights do not fit."""
     try:
-        return cache_tokens(point) / point.context
+        return cache_tokens(point) / kept_tokens(point, point.context)
     except ValueError:
         return 0.0
 

@@ -49,7 +49,8 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
     """Return bytes of one copy on the fullest tensor-parallel rank, scales included."""
     elements = shard_elements(weight, setup)
     if not is_quantised(weight, setup):
-        return elements * BYTES[setup.compute if setup.weights in QUANTISED else setup.weights]
+        form = setup.compute if setup.weights in QUANTISED else setup.weights
+        return elements * BYTES["float32" if weight.wide and form == "float16" else form]
     if setup.weights == "float8":
         return elements + _SCALE_BYTES
     if setup.weights == "int4":

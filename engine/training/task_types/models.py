@@ -78,7 +78,7 @@ def transformers_model(
         check_files(manifest)
     try:
         with _quiet():
-            config = _config(manifest, changes)
+            config = transformers_config(manifest, changes)
     except Exception as error:  # a library that validates has errors of its own
         raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({one_line(error)})") from error
     try:
@@ -107,7 +107,7 @@ def transformers_model(
     return made, file_bytes
 
 
-def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
+def transformers_config(manifest: ModelManifest, changes: dict[str, Any] | None = None) -> Any:
     """Return transformers' configuration of a model, with dropout and the noise of routers off."""
     from transformers import AutoConfig
 

@@ -1,13 +1,14 @@
 """Sequence to sequence: a target text is predicted token by token from a source text (T5).
 
 Data: rows with `source` and `target`. Both are truncated and padded to `sequence_length`, so that every step has equal
-work; padding is masked and has no loss. The decoder's input is the target shifted by one, after its start token.
+work; padding is masked and has no loss. The decoder's input is the target shifted by one, after the start token that
+transformers' class has for the family, where config.json names none (BART: 2), or the target's own last token (mBART).
 """
 
 import numpy as np
 from torch import Tensor, nn
 
-from configs.families.numbers import MAX_SIZE, size_of
+from configs.common.files.reading import brief
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -25,10 +26,19 @@ from engine.training.data.examples import (
 )
 from engine.training.data.text import end_token, the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
-from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
+from engine.training.task_types.models import (
+    check_length,
+    fresh_model,
+    padding_of,
+    transformers_config,
+    transformers_model,
+    vocabulary_of,
+)
 from engine.training.trainer import Task
 
 Pairs = list[tuple[list[int], list[int]]]
+_LANGUAGE_LAST = ("mbart", "plbart")
+"""Kinds whose decoder begins with what ends the target (`shift_tokens_right` of their modules in transformers)."""
 
 
 def make_seq2seq(workload: TrainWorkload, context: Context) -> Task:
@@ -77,7 +87,7 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
     for number, row in enumerate(rows, start=1):
         where = f"workload.{field}: row {number}"
         source, target = (encoded(tokenizer, str(row[name]), where).ids for name in ("source", "target"))
-        if end is not None and target[-1:] != [end]:
+        if end is not None and end not in target[-2:]:  # mBART's language follows it
             target = [*target[: length - 1], end]
         if not source or not target:
             raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")
@@ -92,8 +102,7 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
 
 def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Examples:
     length, filling = workload.sequence_length, padding_of(context)
-    start = required_manifest(context).config.get("decoder_start_token_id")
-    first = filling if start is None else size_of(start, "decoder_start_token_id", MAX_SIZE, smallest=0)
+    start = _start_token(context, filling)
     lengths = np.array([len(target) for _, target in pairs], dtype=np.int64)
 
     def collate(numbers: Numbers, places: Numbers) -> Inputs:
@@ -102,7 +111,9 @@ def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Exampl
         return tensors(
             tokens=filled_rows(sources, length, filling),
             seen=seen(sources, length),
-            decoded=filled_rows([[first, *target] for target in targets], length, filling),
+            decoded=filled_rows(
+                [[target[-1] if start is None else start, *target] for target in targets], length, filling
+            ),
             targets=filled_rows(targets, length, IGNORED),
         )
 
@@ -113,3 +124,20 @@ def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Exampl
         targets=lambda numbers: lengths[numbers],
         fingerprint=rows_fingerprint(workload, context),
     )
+
+
+def _start_token(context: Context, filling: int) -> int | None:
+    """Return the decoder's first token; None: the last one of each target, which is its language."""
+    manifest = required_manifest(context)
+    config = transformers_config(manifest)
+    if config.model_type in _LANGUAGE_LAST:
+        return None
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        return filling
+    if type(start) is not int or not 0 <= start < vocabulary_of(context):
+        raise ValueError(
+            f"{manifest.identity}: config.json: decoder_start_token_id is {brief(start)}; a token of the vocabulary, 0 "
+            f"to {vocabulary_of(context) - 1}, is needed"
+        )
+    return start

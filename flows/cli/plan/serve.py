@@ -158,6 +158,22 @@ def assumed_options(request: PlanRequest, wish: ServingRequest) -> list[str]:
         *(f"no limit of {name} ({option})" for name, option, limit in limits if limit is None),
         *length_note(architecture, prompt, prompt, "inference"),
         *room_note(architecture, prompt, wish.new_tokens),
+        *_window_note(wish),
+    ]
+
+
+def _window_note(wish: ServingRequest) -> list[str]:
+    """Return what the cache is taken to keep of layers with sliding windows; nothing where no window is full."""
+    from engine.planner.engines.kept import keeps_windows
+
+    windows = [window for window in wish.architecture.windows if window is not None]
+    if min(windows, default=wish.prompt_tokens + wish.new_tokens) >= wish.prompt_tokens + wish.new_tokens:
+        return []
+    if keeps_windows(wish.engine):
+        return [f"the KV cache of {wish.engine} keeps the window alone in layers with a sliding window"]
+    return [
+        f"the KV cache of {wish.engine} keeps the whole context in layers with a sliding window too: an upper bound, "
+        "if it can be set to keep less"
     ]
 
 

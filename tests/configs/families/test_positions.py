@@ -19,6 +19,11 @@ from configs.families.positions import are_distances, trained_positions
         ({"model_type": "falcon", "max_position_embeddings": 2048, "alibi": False}, 2048),
         ({"model_type": "falcon", "max_position_embeddings": 2048, "alibi": True}, None),
         ({"model_type": "bloom", "seq_length": 2048}, None),
+        (
+            {"model_type": "led", "max_encoder_position_embeddings": 16384, "max_decoder_position_embeddings": 1024},
+            1024,
+        ),
+        ({"model_type": "led", "max_encoder_position_embeddings": 1000, "attention_window": [256, 384]}, 768),
     ],
 )
 def test_a_model_whose_positions_are_distances_has_no_longest_sequence(

@@ -134,6 +134,37 @@ def test_sources_of_an_encoder_decoder_may_fill_its_positions(tmp_path: Path) ->
     assert judge_answers(known, answers_of(ranked(candidate), WORDS), noise).word == "agrees"
 
 
+def test_an_encoder_with_positions_of_its_own_takes_longer_sources_than_answers(tmp_path: Path) -> None:
+    """LED's sources were held to no limit at all; each is filled up to a multiple of its attention window."""
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "attention_window": [8]}
+    options |= {"max_encoder_position_embeddings": 44, "max_decoder_position_embeddings": 20}
+    manifest = made("led", tmp_path / "model", **options)
+    work = WORK | {"prompt_tokens": 40, "new_tokens": 19}
+    outcome = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work))
+    assert outcome.figures["model_max_positions"] == 20 and len(outcome.samples["answer_tokens"]) == 57
+    with pytest.raises(
+        ValueError, match=r"has 41 tokens; the model takes 40 .*set workload.prompt_tokens to at most 40"
+    ):
+        outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work | {"prompt_tokens": 41}))
+    with pytest.raises(ValueError, match=r"workload.new_tokens: got 21; the model takes 20"):
+        outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work | {"new_tokens": 21}))
+
+
+def test_an_answer_begins_where_transformers_begins_it(tmp_path: Path) -> None:
+    """mBART names no decoder_start_token_id: `generate` begins with its first token of a text; without it, nowhere."""
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    manifest = made("mbart", tmp_path / "model", **options, bos_token_id=5)
+    work = Seq2SeqWorkload(**WORK)
+    assert text_model(context_of(tmp_path, manifest, work)[1], "seq2seq").start_token == 5
+    verdict = judged_in_batches("mbart", tmp_path / "judged", {"new_tokens": 12}, Seq2SeqWorkload, **options)
+    assert verdict.word == "agrees", verdict.reason
+    manifest = made("mbart", tmp_path / "none", **options, bos_token_id=None)
+    with pytest.raises(
+        ValueError, match=r"folder:mbart: config\.json names neither decoder_start_token_id nor bos_tok"
+    ):
+        outcome_of(tmp_path, manifest, work)
+
+
 def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_path: Path) -> None:
     options = {"intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 1}
     manifest = made("roberta", tmp_path / "model", **options)

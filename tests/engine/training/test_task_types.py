@@ -1,5 +1,6 @@
 """Every task learns, the same on two ranks as on one, and leaves a model that transformers and our engine load."""
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.utils.flop_counter import FlopCounterMode
 
 from configs.common.execution import Strategy
@@ -126,6 +127,44 @@ def test_what_a_model_freezes_is_not_trained(strategy: str, folder: Path, pool: 
     assert np.array_equal(whole[frozen], before)
     for name, tensor in task.model.state_dict().items():
         assert np.allclose(whole[name], tensor.numpy(), atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart", "plbart", "m2m_100", "led", "pegasus", "blenderbot"])
+def test_a_decoder_begins_as_transformers_shifts_its_targets(kind: str, folder: Path) -> None:
+    """A config.json without decoder_start_token_id began with the padding token, whatever the family's class has."""
+    config = {name: value for name, value in MARIAN.items() if name != "decoder_start_token_id"} | {"model_type": kind}
+    config |= {"pad_token_id": 1, "eos_token_id": 2, "max_encoder_position_embeddings": 64, "attention_window": 4}
+    context = made_context(folder, "t5", config=config)
+    rows, _ = load_examples(workload_of(context), context)
+    batch = rows.collate(np.arange(8), np.arange(8))
+    model = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(**config))
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        theirs = model.prepare_decoder_input_ids_from_labels(batch["targets"])
+    else:
+        module = importlib.import_module(type(model).__module__)
+        theirs = module.shift_tokens_right(batch["targets"], 1, model.config.decoder_start_token_id)
+    learned = batch["targets"] != IGNORED
+    assert torch.equal(batch["decoded"][learned], theirs[learned]) and learned.sum() > 20
+    if kind != "mbart":
+        return
+    language = Tokenizer.from_file(str(folder / "inputs" / "words.json"))  # which follows the end: "X </s> en_XX"
+    language.post_processor = processors.TemplateProcessing("$A </s> [SEP]", special_tokens=[("</s>", 2), ("[SEP]", 3)])
+    language.save(str(folder / "inputs" / "language.json"))
+    context = made_context(folder, "t5", config=config, tokenizer="language")
+    rows, _ = load_examples(workload_of(context), context)
+    batch = rows.collate(np.arange(8), np.arange(8))
+    assert set(batch["decoded"][:, 0].tolist()) == {3}
+    assert all(row[row != IGNORED][-2:].tolist() == [2, 3] for row in batch["targets"])
+
+
+def test_a_source_and_a_target_have_limits_of_their_own(folder: Path) -> None:
+    config = MARIAN | {"model_type": "led", "pad_token_id": 1, "attention_window": [8, 4]}
+    config |= {"max_encoder_position_embeddings": 62, "max_decoder_position_embeddings": 60}
+    context = made_context(folder, "t5", config=config, sequence_length=57)
+    with pytest.raises(ValueError, match=r"workload.sequence_length: 57 is more than the model's 56"):
+        make_task(workload_of(context), context)
+    _, _, found = train(made_context(folder, "t5", config=config, sequence_length=56), 1)
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(("config", "strategies"), [(SWIN, ["fsdp", "zero2", "zero3"]), (MOBILENET, ["fsdp"])])

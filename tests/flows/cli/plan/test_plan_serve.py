@@ -29,6 +29,19 @@ def test_the_answer_is_the_layout_with_the_most_tokens_of_all_devices() -> None:
     assert any(one["used_devices"] < 8 for one in front)  # which are fast for a user, not for all
 
 
+def test_what_a_cache_keeps_of_windows_is_told() -> None:
+    words = ("plan", "--serve", "--model", "gemma-3-4b", "--accelerator", "a100-40gb", "--gpus", "1")
+    notes = {
+        "vllm": "Assumed: the KV cache of vllm keeps the window alone in layers with a sliding window",
+        "sglang": "Assumed: the KV cache of sglang keeps the whole context in layers with a sliding window too: an",
+    }
+    for engine, note in notes.items():
+        planned = CliRunner().invoke(app, [*words, "--engine", engine, "--sequence-length", "4096"])
+        assert planned.exit_code == 0 and note in planned.stdout
+    short = CliRunner().invoke(app, [*words, "--sequence-length", "500", "--new-tokens", "100"])
+    assert short.exit_code == 0 and "sliding" not in short.stdout
+
+
 def test_idle_devices_are_named() -> None:
     planned = plan_serve("--gpus", "5")
     assert planned.exit_code == 0
