@@ -28,7 +28,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
 from configs.workloads import STUDIED, descriptor_of, kinds_with
 from engine.planner.families import read_architecture
-from tasks.providers.clouds import longest_lease_seconds
+from tasks.providers.rental import longest_lease_seconds
 
 _RUN_ON = ("cuda", "rocm", "cpu")
 _DEEPSPEED = ("deepspeed",)

@@ -25,6 +25,7 @@ TAG_STUDY, TAG_RUN, TAG_OWNER, TAG_EXPIRES = "rankwise-study", "rankwise-run", "
 """Keys that all three clouds accept: GCP's labels allow lower-case letters, digits and dashes only."""
 MAX_HOURS = 30 * 24.0
 """Whoever wants a machine for longer extends it: a forgotten one ends within a month."""
+_MAX_GCP_SECONDS = 120 * 24 * 3600
 DELETION_ORDER: tuple[ResourceKind, ...] = (
     "instance",
     "nic",
@@ -216,3 +217,14 @@ def node_address(node: Node, request: RentalRequest) -> str:
     address = node.public_address if request.public_address else node.private_address
     assert address is not None
     return address
+
+
+def longest_lease_seconds(cloud: Cloud, hours: float) -> int | None:
+    """Return how long nodes of a lease of so many hours live at most, however it is extended; None: without bound.
+
+    Google fixes the end of a machine when it is made: twice the lease, at least an hour more, so that there is room to
+    extend, and 120 days at most (https://cloud.google.com/compute/docs/instances/limit-vm-runtime).
+    """
+    if cloud != "gcp":
+        return None
+    return min(int(3600 * max(2 * hours, hours + 1)), _MAX_GCP_SECONDS)

@@ -9,8 +9,7 @@ import re
 from typing import Any
 
 from tasks.providers.boot import startup_script
-from tasks.providers.clouds import longest_lease_seconds
-from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung, longest_lease_seconds
 
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
 _CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
