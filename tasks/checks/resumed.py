@@ -78,19 +78,18 @@ def _others(
 
 def _made_with(rule: _Rule, records: Path, rules_of: Callable[[str], Measuring | None]) -> Iterator[object]:
     """The values of a rule in the jobs that measured a cell, as far as these can be read."""
-    for record in _completed(records, rule):
-        rules = rules_of(record.job)
+    for record in map(_read, records.glob(rule.records)):
+        rules = rules_of(record.job) if record is not None and record.status is Status.COMPLETED else None
         if rules is not None:
             yield getattr(rules, rule.field)
 
 
-def _completed(records: Path, rule: _Rule) -> Iterator[Record]:
-    """The records of a cell that a run goes on with: what failed is measured again, what is damaged set aside."""
-    for path in records.glob(rule.records):
-        with suppress(OSError, ValueError):
-            record = read_record(path)
-            if record.status is Status.COMPLETED:
-                yield record
+def _read(path: Path) -> Record | None:
+    """A record; None where it cannot be read, now at least."""
+    try:
+        return read_record(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _rules_of(run: RunPaths, job: str) -> Measuring | None:
@@ -102,8 +101,10 @@ def _rules_of(run: RunPaths, job: str) -> Measuring | None:
 
 
 def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:
+    """Whether a record counts, or may count, that the earlier plan's rules have made: what failed is measured again."""
     keys = {key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell)}
-    measured = any(any(True for _ in _completed(run.records / key, rule)) for key in keys)
+    records = (_read(path) for key in keys for path in (run.records / key).glob(rule.records))
+    measured = any(record is None or record.status is Status.COMPLETED for record in records)
     return measured or bool(keys & _under_way(rule, run))
 
 
