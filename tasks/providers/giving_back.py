@@ -219,8 +219,8 @@ def remove_expired(
     providers: Sequence[Provider], rented: Path, everything: bool, dry_run: bool, say: Say, patience: Teardown
 ) -> ReapResult:
     """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
-    found, problems, answered = find_everything(providers)
-    sweep = ReapResult(problems=problems, regions=answered)
+    found, problems, searched = find_everything(providers)
+    sweep = ReapResult(problems=problems, regions=searched)
     unread: dict[str, None] = {}
     for resource in _with_last_ends(found):
         try:
