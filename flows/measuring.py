@@ -41,6 +41,7 @@ from tasks.campaign.progress import ProgressRow
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
+from tasks.planning.study_cost import launches_cost
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.groups import with_group
 from tasks.wait import wait_for_launch
@@ -86,10 +87,19 @@ def measure_missing(session: Session, only_failed: bool) -> int:
     while not only_failed and not launches and not session.adopted and grow_repeats(session, None):
         launches = _missing(session, only_failed, tried)  # an earlier run went on already
     run_progress.already = run_progress.done
+    run_progress.expect(_expected_seconds(session, launches))
     _run_launches(session, launches, retries, budget)
     while not only_failed and grow_repeats(session, budget.spent()):
         _run_launches(session, _missing(session, only_failed, tried), retries, budget)
     return run_progress.already
+
+
+def _expected_seconds(session: Session, launches: list[Launch]) -> float | None:
+    """How long the launches are predicted to take; None where a cell of them has no prediction, or jobs run at once."""
+    local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
+    cost = launches_cost(session.plan, launches)
+    elsewhere = any(launch.measurements[0].cell.target not in local for launch in launches)
+    return None if elsewhere or cost.unknown or not launches else cost.seconds
 
 
 def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list[Launch]:

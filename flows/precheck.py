@@ -11,6 +11,8 @@ from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
+from configs.targets.rented import RentedTarget
+from tasks.campaign.repeats import targets_in_use
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
@@ -26,8 +28,8 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
 
     A model whose files are at fault is left out and named in the plan, unless there is no other.
     A model on a hub is not asked for: its cells carry the name instead of the commit. clusters: ask their schedulers,
-    too. A run takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every
-    problem.
+    too, and predict the cells if nodes are to be rented. A run takes the plan as it is where nothing else is learnt of
+    its models. Raises StudyError naming every problem.
     """
     problems = _path_problems({"run folder": run_folder, "folder of the study": base, "model cache": cache})
     if problems:
@@ -49,12 +51,16 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
             check_resources(plan, run_folder)
             check_requirements(plan, cache)
             check_rules(plan, before, RunPaths(run_folder))
+            if clusters and any(isinstance(target, RentedTarget) for target in study.targets):
+                from tasks.planning.predictions import with_predictions
+
+                plan = with_predictions(plan, scratch.inputs, cache)
         except StudyError as error:
             problems += error.problems
     if problems:
         raise StudyError(problems)
     if clusters:
-        check_clusters(plan)
+        check_clusters(plan, targets_in_use(plan, RunPaths(run_folder)))
     return plan
 
 

@@ -295,7 +295,7 @@ def _measured_there(session: Session, resolved: StageEnd, only_failed: bool, acc
     """Rent what is to be rented, prepare and test the machines, measure. Returns how much was measured before."""
     renting = session.rentals.begin(targets_to_rent(session.plan, session.run, only_failed))
     rented = [rent_nodes.after(resolved)(session, name)[1] for name in renting]
-    _, provisioned = provision.after(resolved, *rented)(session, accept_environment)
+    _, provisioned = provision.after(resolved, *rented)(session, accept_environment, only_failed)
     session.graph = RunGraph(provisioned)
     finish_leftovers(session)
     _, tested = preflight.after(*session.graph.before_analysis())(session)

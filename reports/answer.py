@@ -25,6 +25,7 @@ from reports.experiments.load.text import limit_sentences, load_sentence
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
+from reports.profiles.time_split import exposed_clause, time_split
 from reports.reading.devices import without_their_gpus
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import NOT_MEASURED
@@ -129,7 +130,7 @@ def _scalings(study: StudyResult, decisions: Sequence[Decision]) -> list[Sentenc
 
 
 def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
-    """Up to how many ranks scaling pays, as measured; then the forecast."""
+    """Up to how many ranks scaling pays, as measured, and what it loses to communication; then the forecast."""
     kinds = ("strong", "weak")
     of_model = [one for one in study.plan.experiments if one.kind in kinds and one.points]
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
@@ -146,6 +147,9 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
         lead, why = scaling_lead(end, decision)
         named = f" in {experiment.name}" if experiment.name != experiment.kind else ""
         text = f"{experiment.kind} scaling of {decision.subject}{named} gives {efficiency_text(grown)}{why}"
+        split = time_split(study, experiment)
+        if split is not None and (exposed := exposed_clause(split)) is not None:
+            text += f"; {exposed}"
         forecast = study_forecast(study, found)
         if forecast is not None and not isinstance(forecast, str):
             half = half_text(forecast)

@@ -6,19 +6,23 @@ A node is held against the median of the others, which one bad node cannot move.
 that is not as it should be, so only gross differences count there, and a slow link belongs to both.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from configs.common.files.reading import read_model
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
+from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, escaped, joined, number, percent, plural
 
 SLOW_SHARE = 0.8
 """Below this share of the median of its peers a node, or a link, is slow."""
 GROSS_SHARE = 0.5
 """The same where there is one peer only."""
+
+_MOST_SAID = 20
+"""Lines on nodes and links; the table of nodes begins with those that are not good."""
 
 _FIGURES: dict[str, Callable[[NodeFigures], float | None]] = {
     "products of matrices": lambda node: node.gemm_flops_per_second,
@@ -34,40 +38,57 @@ def judge_nodes(
 
     `nodes` are those that were measured. Two nodes have one link, which says nothing of either.
     """
-    linked = [node.model_copy(update={"bytes_per_second": _best_link(node.node, pairs)}) for node in nodes]
+    best = _best_links(pairs)
+    linked = [node.model_copy(update={"bytes_per_second": best.get(node.node)}) for node in nodes]
+    of_all = {name: _known(figure, linked) for name, figure in _FIGURES.items()}
+    ordered = {name: sorted(known.values()) for name, known in of_all.items()}
     judged = []
     for node in linked:
-        slow = [said for name, figure in _FIGURES.items() if (said := _slowness(name, figure, node, linked))]
+        slow = [said for name in _FIGURES if (said := _slowness(name, node.node, of_all[name], ordered[name]))]
         judged.append(
             node.model_copy(update={"verdict": "slow" if slow else "good", "reason": "; ".join(slow) or None})
         )
     suspected = {node.node for node in judged if node.verdict == "slow"}
-    return tuple(judged), tuple(_judged_pair(pair, pairs, suspected) for pair in pairs)
+    rates = sorted(pair.bytes_per_second for pair in pairs)
+    return tuple(judged), tuple(_judged_pair(pair, rates, suspected) for pair in pairs)
 
 
-def _best_link(node: str, pairs: Sequence[PairFigures]) -> float | None:
-    return max((pair.bytes_per_second for pair in pairs if node in pair.nodes), default=None)
+def _best_links(pairs: Sequence[PairFigures]) -> dict[str, float]:
+    """By node."""
+    best: dict[str, float] = {}
+    for pair in pairs:
+        for node in pair.nodes:
+            best[node] = max(pair.bytes_per_second, best.get(node, 0.0))
+    return best
 
 
-def _slowness(
-    name: str, figure: Callable[[NodeFigures], float | None], node: NodeFigures, nodes: Sequence[NodeFigures]
-) -> str | None:
+def _known(figure: Callable[[NodeFigures], float | None], nodes: Sequence[NodeFigures]) -> dict[str, float]:
+    return {node.node: value for node in nodes if (value := figure(node)) is not None}
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float:
+    """Of sorted values without one that is `own`; they are two or more."""
+    place, others = bisect_left(ordered, own), len(ordered) - 1
+    low, high = (ordered[at if at < place else at + 1] for at in ((others - 1) // 2, others // 2))
+    return (low + high) / 2
+
+
+def _slowness(name: str, node: str, known: Mapping[str, float], ordered: Sequence[float]) -> str | None:
     """`reads of memory at 41 % of the others' median`; None where the node keeps up or has nobody to compare with."""
-    own = figure(node)
-    peers = {other.node: value for other in nodes if other is not node and (value := figure(other)) is not None}
-    if own is None or not peers:
+    own, peers = known.get(node), len(known) - 1
+    if own is None or peers < 1:
         return None
-    share = own / median(peers.values())
-    if share >= (SLOW_SHARE if len(peers) > 1 else GROSS_SHARE):
+    share = own / _median_of_others(ordered, own)
+    if share >= (SLOW_SHARE if peers > 1 else GROSS_SHARE):
         return None
-    compared = "the others' median" if len(peers) > 1 else f"what {next(iter(peers))} reaches"
+    compared = "the others' median" if peers > 1 else f"what {next(one for one in known if one != node)} reaches"
     return f"{name} at {percent(share)} of {compared}"
 
 
-def _judged_pair(pair: PairFigures, pairs: Sequence[PairFigures], suspected: set[str]) -> PairFigures:
-    """A link between nodes that are both sound can be slow itself."""
-    others = [other.bytes_per_second for other in pairs if other.nodes != pair.nodes]
-    slow = len(others) > 1 and pair.bytes_per_second < SLOW_SHARE * median(others)
+def _judged_pair(pair: PairFigures, rates: Sequence[float], suspected: set[str]) -> PairFigures:
+    """A link between nodes that are both sound can be slow itself. rates: of all, sorted."""
+    own = pair.bytes_per_second
+    slow = len(rates) > 2 and own < SLOW_SHARE * _median_of_others(rates, own)
     return pair.model_copy(update={"slow": slow and not suspected & set(pair.nodes)})
 
 
@@ -78,7 +99,14 @@ def preflight_summary(found: TargetPreflight) -> str:
     link = min((pair.bytes_per_second for pair in found.pairs), default=None)
     figures = [] if least is None else [f"at least {_scaled(least, 1e9)} GFLOP/s a rank"]
     figures += [] if link is None else [f"{_scaled(link, 1e6)} MB/s between two"]
-    return ", ".join([f"{plural(len(measured), 'node')} tested", *figures])
+    return ", ".join([f"{plural(len(measured), 'node')} tested{_covered(found)}", *figures])
+
+
+def _covered(found: TargetPreflight) -> str:
+    """` (3,500 of 499,500 links)`: of many nodes not every pair is measured; nothing where all were."""
+    measured = sum(node.gemm_flops_per_second is not None for node in found.nodes)
+    possible = measured * (measured - 1) // 2
+    return f" ({len(found.pairs):,} of {possible:,} links)" if len(found.pairs) < possible else ""
 
 
 def sentences(found: TargetPreflight) -> list[str]:
@@ -89,6 +117,9 @@ def sentences(found: TargetPreflight) -> list[str]:
         if node.verdict != "good"
     ]
     said += [f"the link between {joined(pair.nodes)} is slow" for pair in found.pairs if pair.slow]
+    more = len(said) - _MOST_SAID
+    if more > 1:
+        said[_MOST_SAID:] = [f"{more:,} more slow or broken nodes and slow links are in preflight.json"]
     return [*said, *found.notes]
 
 
@@ -123,7 +154,8 @@ def _section(found: TargetPreflight) -> PreflightSection:
         share = SLOW_SHARE if measured > 2 else GROSS_SHARE
         held = "the median of the others" if measured > 2 else "the other, since of two nodes either may be the odd one"
         peers = f" A node is called slow below {percent(share, 2)} of {held}."
-    title = f"{escaped(found.target)}: {plural(len(found.nodes), 'node')}, tested at {found.at[:16]} UTC.{peers}"
+    tested = f"{plural(len(found.nodes), 'node')}, tested{_covered(found)} at {found.at[:16]} UTC"
+    title = f"{escaped(found.target)}: {tested}.{peers}"
     nodes = Table(
         ("node", "verdict", "products, GFLOP/s a rank", "reads, GB/s a rank", "best link, MB/s"),
         tuple(
@@ -134,7 +166,7 @@ def _section(found: TargetPreflight) -> PreflightSection:
                 _scaled(node.read_bytes_per_second, 1e9),
                 _scaled(node.bytes_per_second, 1e6),
             )
-            for node in found.nodes
+            for node in sorted(found.nodes, key=lambda node: node.verdict == "good")
         ),
         text_columns=2,
     )
@@ -146,12 +178,14 @@ def _section(found: TargetPreflight) -> PreflightSection:
             _scaled(pair.sum_seconds, 1e-6),
             _scaled(pair.message_seconds, 1e-6),
         )
-        for pair in found.pairs
+        for pair in sorted(found.pairs, key=lambda pair: not pair.slow)
     )
     titles = ("small all-reduce, µs", "large all-reduce, MB/s of the bus", "after work, µs", "message after work, µs")
-    pairs = Table(("nodes", *titles), rows).without_empty_columns() if rows else None
+    nodes = first_rows(nodes.without_empty_columns(), where="preflight.json")
+    table = Table(("nodes", *titles), rows).without_empty_columns()
+    pairs = first_rows(table, where="preflight.json") if rows else None
     texts = tuple(escaped(text[:1].upper() + text[1:]) + "." for text in sentences(found))
-    return PreflightSection(title, texts, nodes.without_empty_columns(), pairs)
+    return PreflightSection(title, texts, nodes, pairs)
 
 
 def _scaled(value: float | None, unit: float) -> str:

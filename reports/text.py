@@ -225,6 +225,14 @@ def first_of(items: Sequence[str], most: int) -> str:
     return joined([*items[:most], f"{len(items) - most:,} more"] if len(items) > most else items)
 
 
+_TIES_NAMED = 3
+
+
+def not_apart(names: Sequence[str]) -> str:
+    """What a superlative owes those that are as good: `, not told apart from a and b`; nothing where there are none."""
+    return f", not told apart from {first_of(names, _TIES_NAMED)}" if names else ""
+
+
 def aligned(table: Table) -> str:
     """A table in columns of spaces, without the marks that Markdown needs."""
     lines = [tuple(_plain(text) for text in line) for line in (table.columns, *table.rows)]

@@ -7,6 +7,7 @@ are then copied to the shared folders of the clusters, and to hosts; what was co
 from typing import Any
 
 from tasks.campaign.launches.staging import TargetAway, stage_targets
+from tasks.campaign.repeats import targets_in_use
 from tasks.campaign.session import Session
 from tasks.checks.environment import check_environment
 from tasks.checks.installed import installed_servers
@@ -14,18 +15,21 @@ from tasks.prefect_api.stages import run_logger, stage
 
 
 @stage("provision", "provision", retry_on=TargetAway)
-def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
+def provision(session: Session, accept_environment: bool, only_failed: bool) -> dict[str, Any]:
     """Check the environment and bring code and models to the clusters; return the environment's fingerprint.
 
-    Raises EnvironmentChanged where the run folder was begun in another environment and `accept_environment` is false.
+    Only targets count on which this run may measure. Raises EnvironmentChanged where the run folder was begun in
+    another environment and `accept_environment` is false.
     """
+    in_use = targets_in_use(session.plan, session.run, only_failed)
     environment = check_environment(
         session.run,
         accept_environment,
-        session.plan.targets,
+        in_use,
         installed_servers(session.plan, session.cache),
     )
-    stage_targets(session.targets, session.plan.models, lambda line: _say(session, line))
+    names = {target.name for target in in_use}
+    stage_targets(session.targets, session.plan.models, lambda line: _say(session, line), names)
     return environment
 
 

@@ -11,14 +11,15 @@ Whatever ends the block (an error, a cancellation, Ctrl-C, SIGTERM), everything 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import read_model
 from configs.common.secrets import redacted
 from configs.plans.paths import RunPaths
-from configs.plans.rentals import Rentals
+from configs.plans.rentals import Rentals, StudyRental
 from configs.spec.study import StudySpec
 from configs.targets.rented import RentedTarget
 from tasks.campaign.progress import RunProgress
@@ -128,8 +129,13 @@ def _give_back(rentals: RentalGroup, run: RunPaths, name: str) -> None:
 
 
 def _record(rentals: RentalGroup, run: RunPaths) -> None:
-    """Write what was rented so far into the run folder."""
-    write_atomically(run.rentals, Rentals(rentals=rentals.stories()).model_dump_json(indent=1))
+    """Write what was rented so far into the run folder, for targets that the study had before too."""
+    stories = rentals.stories()
+    before: tuple[StudyRental, ...] = ()
+    with suppress(FileNotFoundError, ValueError):  # the first, or of a version that wrote it otherwise
+        before = read_model(run.rentals, Rentals).rentals
+    former = [rental for rental in before if rental.target not in {story.target for story in stories}]
+    write_atomically(run.rentals, Rentals(rentals=(*former, *stories)).model_dump_json(indent=1))
 
 
 def _say(run_progress: RunProgress, name: str, line: str) -> None:

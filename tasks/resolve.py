@@ -8,7 +8,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.records.record import SchemaError, check_schema
 from configs.spec.study import StudySpec, study_yaml
-from tasks.campaign.repeats import carried_on
+from tasks.campaign.repeats import carried_on, targets_in_use
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
@@ -50,7 +50,7 @@ def resolve_study(
         plan = make_sound_plan(study, models, unusable, inputs, run.inputs, cache, before)
         check_resources(plan, run.folder)
         check_requirements(plan, cache)
-        check_clusters(plan)
+        check_clusters(plan, targets_in_use(plan, run))
     check_rules(plan, before, run)
     if before is not None:
         plan = carried_on(plan, before)

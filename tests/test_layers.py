@@ -238,6 +238,8 @@ READERS_OF_THEIR_OWN = {
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
+    "flows/cli/engines/command.py": "a lock, to see who holds it",
+    "configs/serving/installations.py": "a lock, to hold it",
     "configs/common/system/lock_files.py": "locks, never waited for",
 }
 """Modules that open files otherwise than through `configs.common.files.reading`, and what they open."""

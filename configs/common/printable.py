@@ -6,6 +6,7 @@
     some_of(names)                            # "a, b, c and 97 more"
     plural(1, "cell")                         # "1 cell"
     significant(1841.3)                       # "1,840", not "1.84e+03"
+    duration_text(5400)                       # "90 min"
     value_text({"dp": 2})                     # "dp=2", a value of a study file in words
     file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
     csv_text("=1+1")                          # "'=1+1", which no spreadsheet computes
@@ -68,6 +69,14 @@ def plural_noun(noun: str) -> str:
     if re.search(r"[^aeiou]y$", noun):
         return f"{noun[:-1]}ies"
     return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def duration_text(seconds: float) -> str:
+    """Format seconds in a readable unit."""
+    for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.95 * size:
+            return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:,.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def terminal_columns(text: str) -> int:

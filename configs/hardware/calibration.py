@@ -18,8 +18,10 @@ from configs.common.files.reading import read_model
 from configs.common.printable import plural
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
-CALIBRATION_VERSION = 3
-"""Incremented when figures change their meaning; older files are ignored."""
+CALIBRATION_VERSION = 4
+"""Incremented when figures change their meaning; older files are ignored. 4: `training_element` is without attention,
+which predictions add.
+"""
 
 QUIET_SHARE = 0.1
 """Maximum CPU share of other processes in a valid calibration."""

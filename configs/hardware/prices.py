@@ -57,10 +57,14 @@ class Price(Frozen):
 
 
 class TargetPrices(Frozen):
-    """What is known of a target's price: `price` is what its cells are priced with, the others could be had."""
+    """What is known of a target's price: `price` is what its cells are priced with, the others could be had.
+
+    own: whether the user states it, in the study or in a price file.
+    """
 
     price: Price | None = None
     others: tuple[Price, ...] = ()
+    own: bool = False
 
 
 class Offer(Frozen):
@@ -114,6 +118,7 @@ def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequenc
         for name, count in parts
     ]
     price = whole.price or _sum([(count, prices.price) for count, prices in known])
+    own_price = whole.own or (whole.price is None and any(prices.own for _, prices in known))
     taken = {(other.market, other.region) for other in (price, *whole.others) if other is not None}
     places = {(other.market, other.region): None for _, prices in known for other in _all_of(prices)}
     sums = [
@@ -121,7 +126,8 @@ def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequenc
         for market, region in places
         if (market, region) not in taken
     ]
-    return TargetPrices(price=price, others=(*whole.others, *(total for total in sums if total is not None)))
+    others = (*whole.others, *(total for total in sums if total is not None))
+    return TargetPrices(price=price, others=others, own=own_price)
 
 
 def machine_parts(instance: str) -> list[tuple[str, int]]:
@@ -171,12 +177,13 @@ def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]
     like_own = [_spelled_as(offer, region) for offer in own if offer.is_like(target.name, machine)]
     like_shipped = [_spelled_as(offer, region) for offer in shipped if offer.is_like(target.name, machine)]
     found = [offer.price for offer in like_own if offer.is_in(region)]
+    own_price = bool(found) or target.price_usd_per_hour is not None
     found += [offer.price for offer in like_shipped if offer.is_in(region) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
         # What the study says that its nodes cost is of the market in which it asks for them.
         market: Market = target.market if isinstance(target, RentedTarget) else "on_demand"
-        own_price = Price(usd_per_hour=target.price_usd_per_hour, source=OF_STUDY, market=market, region=region)
-        found.insert(0, own_price)
+        stated = Price(usd_per_hour=target.price_usd_per_hour, source=OF_STUDY, market=market, region=region)
+        found.insert(0, stated)
     price = found[0] if found else None
     taken = {(price.market, price.region or region)} if price else set()
     others: list[Price] = []
@@ -185,7 +192,7 @@ def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]
         if place not in taken:
             taken.add(place)
             others.append(offer.price)
-    return TargetPrices(price=price, others=tuple(others))
+    return TargetPrices(price=price, others=tuple(others), own=own_price)
 
 
 def _spelled_as(offer: Offer, region: str | None) -> Offer:

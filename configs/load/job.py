@@ -95,6 +95,7 @@ class Caps(Frozen):
     )
     max_tokens: PositiveInt | None = Field(None, description="tokens asked for in all, prompts and answers")
     spent_tokens: NonNegativeInt = Field(0, description="of max_tokens: what requests beside the generator's ask for")
+    spent_samples: NonNegativeInt = Field(0, description="numbers kept of earlier runs, which this one's are read with")
     max_in_flight: PositiveInt = Field(4096, le=60_000, description="requests at once; later ones are dropped")
     timeout_seconds: PositiveFloat = Field(300.0, description="of a request")
 

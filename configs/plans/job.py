@@ -122,9 +122,13 @@ class SrunProcess(Frozen):
 
 
 class HostPlacement(Frozen):
-    """Written before anything of a job is carried to hosts: which ones it has, and its folder's name on them."""
+    """Written before anything of a job is carried to hosts: which ones it has, and its folder's name on them.
+
+    The run's name there is that of where it lay then: a run folder that is moved meanwhile still finds its jobs.
+    """
 
     hosts: tuple[str, ...] = Field(min_length=1, description="names, by node rank")
+    run: str = Field(pattern=r"^[^/]+-[0-9a-f]{8}$", description="the run's folder, below `runs` on each of them")
     folder: str = Field(pattern=FILE_NAME_PATTERN, description="below `jobs` of the run's folder on each of them")
 
 

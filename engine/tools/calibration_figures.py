@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from configs.hardware.calibration import MEASURED_FORMATS
 from configs.hardware.hardware import NumberFormat
 from engine.models.weights import DTYPES
+from engine.planner.flops import FUSED_BACKWARD
 
 _LEAST_SECONDS = 1e-12  # a difference of two measured times may be negative
 _LEAST_OPERATORS = 8  # a layer issues about 10 operators, most of them as expensive as the small product that is timed
@@ -81,16 +82,18 @@ def derived_figures(raw: dict[str, list[float]], sizes: Sizes) -> dict[str, list
     rows = sizes.prompt
     for kind in MEASURED_FORMATS:
         put(f"square/{kind}", raw[f"square/{kind}"], 2 * sizes.square**3)
-        put(f"attention/{kind}", less(f"attention/{kind}", "operator"), attention_flops(rows, sizes.hidden))
+        attention = less(f"attention/{kind}", "operator")
+        put(f"attention/{kind}", attention, attention_flops(rows, sizes.hidden))
         put(f"context/{kind}", less(f"context/{kind}", "operator"), context_bytes(sizes, kind))
         rest = less(f"layer/{kind}", f"layer_linear/{kind}", f"attention/{kind}")
         alone = [value - layer for value, layer in zip(rest, by_layer, strict=True)]
         put(f"element/{kind}", alone, rows * sizes.hidden)
         put(f"training/{kind}", raw[f"train_linear/{kind}"], 6 * rows * sizes.hidden * feed_forward_size(sizes.hidden))
         linear_share = layer_weights(sizes.hidden) / (sizes.hidden * feed_forward_size(sizes.hidden))
+        layers = zip(raw[f"train_layer/{kind}"], raw[f"train_linear/{kind}"], attention, strict=True)
         trained = [
-            whole - linear_share * linear
-            for whole, linear in zip(raw[f"train_layer/{kind}"], raw[f"train_linear/{kind}"], strict=True)
+            whole - linear_share * linear - (1 + FUSED_BACKWARD) * max(_LEAST_SECONDS, own)  # all of it is predicted
+            for whole, linear, own in layers
         ]
         put(f"training_element/{kind}", trained, rows * sizes.hidden)
     put("logit", raw["logit"], rows * sizes.vocabulary)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.common.base import content_hash, write_atomically
+from configs.common.base import content_hash, expanded, write_atomically
 from configs.common.files.reading import read_model, read_tail
 from configs.common.system.ports import free_port
 from configs.load.job import Endpoint, LoadJob
@@ -32,7 +32,7 @@ from configs.load.search import SEARCH_FILE
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.records.samples import read_samples
-from configs.serving.installations import installation
+from configs.serving.installations import in_use, installation
 from configs.serving.settings import ServingSettings
 from configs.targets.target import EndpointTarget
 from configs.workloads.serve import ServeWorkload
@@ -115,10 +115,11 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
         )
     assert context.manifest is not None, "a served model has a manifest"
     cores = tuple(sorted(os.sched_getaffinity(0)))
+    installed = installation(context.job.engines, cell.engine, Path(context.job.cache))
     wanted = Wanted(
         cell=cell,
         manifest=context.manifest,
-        environment=installation(context.job.engines, cell.engine, Path(context.job.cache)),
+        environment=context.closing.enter_context(in_use(installed)),
         port=free_port(),
         cores=cores[: cell.layout.ranks * cell.cores_per_rank],
         on_gpus=context.device.type == "cuda",
@@ -144,7 +145,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
 
 def shown_command(text: str, run: Path) -> str:
     """Return a command without the folders of this machine's user. run: the run's folder, which may lie in them."""
-    for folder, shown in ((run, "<run>"), (Path.home(), "~")):
+    for folder, shown in ((run, "<run>"), (expanded("~"), "~")):
         if folder != Path("/"):  # the home of a user without an entry in a container
             text = re.sub(rf"{re.escape(str(folder))}(?![^/\s:,=])", shown, text)
     return text
@@ -264,13 +265,14 @@ def _next_rate(folder: Path) -> float | None:
 
 
 class _Runs:
-    """Runs of the load generator against one server, and their samples."""
+    """Runs of the load generator against one server. Their samples stay in the folder until all runs are over."""
 
     def __init__(self, measurement: Measurement, context: Context, served: RequestedServer, folder: Path) -> None:
         self.folder = folder
         self.facts: list[LoadFacts] = []
         self._measurement, self._context, self._served = measurement, context, served
-        self._samples: list[dict[str, np.ndarray]] = []
+        self._folders: list[Path] = []
+        self._num_samples = 0
         self._rates: list[float] = []
 
     def job(self, number: int, rate: float | None = None) -> LoadJob:
@@ -289,7 +291,8 @@ class _Runs:
     def run(self, number: int, rate: float | None, probes: Probes) -> None:
         """Send the requests of one run, and the probes again among them. Raises RuntimeError where the server dies."""
         job, folder = self.job(number, rate), self.folder / f"run-{number:03d}"
-        job = job.model_copy(update={"caps": job.caps.model_copy(update={"spent_tokens": probes.asked_tokens})})
+        spent = {"spent_tokens": probes.asked_tokens, "spent_samples": self._num_samples}
+        job = job.model_copy(update={"caps": job.caps.model_copy(update=spent)})
         folder.mkdir(parents=True)
         write_atomically(folder / JOB_FILE, job.model_dump_json())
         stop = threading.Event()
@@ -301,19 +304,26 @@ class _Runs:
             stop.set()
             again.join()
         self.facts.append(read_model(folder / FACTS_FILE, LoadFacts))
-        read = read_samples(folder / SAMPLES_FILE, SAMPLE_COLUMNS)
-        self._samples.append({name: np.asarray(read[f"0/{name}"], dtype=np.float64) for name in SAMPLE_COLUMNS})
+        self._folders.append(folder)
+        self._num_samples += (folder / SAMPLES_FILE).stat().st_size // 8
         self._rates.append(np.nan if job.requested_rate is None else job.requested_rate)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All samples, run after run, and what tells the runs apart."""
-        joined = {name: np.concatenate([one[name] for one in self._samples]) for name in SAMPLE_COLUMNS}
+        """All samples, run after run, and what tells the runs apart. One run at a time is read beside them."""
+        whole = {name: bytearray() for name in SAMPLE_COLUMNS}
+        lag_samples = []
+        for folder in self._folders:
+            read = read_samples(folder / SAMPLES_FILE, SAMPLE_COLUMNS)
+            lag_samples.append(len(read[f"0/{LAG_COLUMN}"]))
+            for name, values in whole.items():
+                values += np.asarray(read[f"0/{name}"], dtype=np.float64).tobytes()
+        joined = {name: np.frombuffer(values) if values else np.empty(0) for name, values in whole.items()}
         own: dict[str, Any] = {
             "run_rate": self._rates,
             "run_issuing_seconds": [one.issuing_seconds for one in self.facts],
             "run_wall_seconds": [one.wall_seconds for one in self.facts],
             "run_requests": [one.requests for one in self.facts],
-            "run_lag_samples": [len(one[LAG_COLUMN]) for one in self._samples],
+            "run_lag_samples": lag_samples,
         }
         assert CHUNK_COLUMN in joined
         return joined | {name: np.array(values, dtype=np.float64) for name, values in own.items()}

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from configs.common.printable import plural, printable
+from configs.common.printable import duration_text, plural, printable
 from flows.cli.console import redraws
 from slurm.schedulers.commands.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
@@ -116,8 +116,8 @@ def table_of(run_progress: RunProgress, terminal_lines: int = _ROWS_SHOWN + _OTH
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in _interesting(run_progress.rows, max(1, min(_ROWS_SHOWN, terminal_lines - _OTHER_LINES))):
         colour = _COLOURS.get(row.state, "red")
-        note = printable(row.note)
-        state = Text(row.state, style=colour) + Text(f"  {note}" if note else "", style="dim")
+        state = Text(row.state, style=colour) + Text(f"  {row.speed}" if row.speed else "")
+        state += Text(f"  {printable(row.note)}" if row.note else "", style="dim")
         table.add_row(Text(printable(row.label)), f"{row.done}/{row.measurements}", _block(row), state)
     return Group(table, Text("-" * 72, style="dim", no_wrap=True, overflow="crop"), Text(summary_line(run_progress)))
 
@@ -156,11 +156,15 @@ def _noteworthy(row: ProgressRow) -> tuple[str, str] | None:
 def _print_lines(
     console: Console, stop: threading.Event, wanted: Callable[[ProgressRow], tuple[str, str] | None]
 ) -> None:
-    """Print a line whenever a launch starts, ends, or waits for another reason."""
+    """Print how long measuring will take, and a line whenever a launch starts, ends, or waits for another reason."""
     seen: set[tuple[int, tuple[str, str]]] = set()
-    last = False
+    last = is_told = False
     while not last:
         last = stop.wait(0.3)
+        expected = current_progress().expected_seconds
+        if expected is not None and not is_told:
+            is_told = True
+            console.print(f"  measuring takes about {duration_text(expected)}", markup=False)
         for row in list(current_progress().rows):
             told = wanted(row)
             if told is None or (id(row), told) in seen:
@@ -172,7 +176,7 @@ def _print_lines(
                 if state != "starting"
                 else plural(row.measurements, "cell")
             )
-            note = f"  {printable(row.note)}" if row.note else ""
+            note = "".join(f"  {text}" for text in (row.speed, printable(row.note)) if text)
             console.print(
                 f"  {printable(row.label):<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False
             )

@@ -1,19 +1,24 @@
 """What renting will cost, in words, and whether a person wants it."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import typer
 
+from configs.common.printable import duration_text, plural
+
 if TYPE_CHECKING:
+    from configs.plans.paths import RunPaths
+    from configs.plans.plan import Plan
     from configs.spec.study import StudySpec
+    from tasks.planning.study_cost import StudyCost
     from tasks.providers.ladder import RentalOffer
     from tasks.providers.rental import RentalRequest
 
 
 def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool = False) -> list[str]:
-    """Return what is left out, the price of the first place to be asked and the most that the dearest may cost.
+    """Return what is left out, the price of the first place, the most that the dearest may cost, a spot price's source.
 
     extended: a run keeps the nodes for as long as it lives, which nobody knows beforehand.
     """
@@ -31,21 +36,23 @@ def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool =
     if first.usd_per_hour is None or any(rung.usd_per_hour is None for rung in offer.rungs):
         length = "as long as the run lasts" if extended else f"at most {request.hours:g} h"
         return [*lines, f"{node}: price unknown, for {length}"]
+    source = [offer.spot_source] if offer.spot_source else []
     told = f"{node}: {dollars(first.usd_per_hour * request.nodes)} USD/h first ({first.words})"
     if dearest is None:
-        return [*lines, f"{told}; its price on demand, to which spot may rise, is unknown"]
+        return [*lines, f"{told}; its price on demand, to which spot may rise, is unknown", *source]
     most = dearest * request.nodes
     return [
         *lines,
         f"{told}, at most {dollars(most)} USD/h; at most {dollars(most * request.hours)} USD in {request.hours:g} h",
+        *source,
     ]
 
 
-def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: Collection[str]) -> bool:
+def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: "Mapping[str, StudyCost]") -> bool:
     """Show what the rented targets of a study cost and ask; returns whether a person agreed.
 
-    to_measure: names of targets that have something to measure: only these are rented. Where nobody can be asked, a cap
-    in every rented target stands for that. Raises ValueError: nothing may be rented.
+    to_measure: what is expected of each target that has something to measure: only these are rented. Where nobody can
+    be asked, a cap in every rented target stands for that. Raises ValueError: nothing may be rented.
     """
     from configs.targets.rented import RentedTarget
 
@@ -53,7 +60,7 @@ def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: Collection[str]) -
     if not rented:
         return False
     for target in rented:
-        for line in _priced(target):
+        for line in (*_priced(target), expected_line(to_measure[target.name], target.nodes)):
             typer.echo(f"  rent     {target.name}  {line}")
     if yes:
         return True
@@ -68,6 +75,32 @@ def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: Collection[str]) -
     if not typer.confirm("Rent?", default=False):
         raise ValueError("nothing was rented")
     return True
+
+
+def expected_costs(
+    plan: "Plan", run: "RunPaths", targets: Collection[str], only_failed: bool
+) -> "dict[str, StudyCost]":
+    """Return what the measurements that are missing on each of these targets are predicted to take."""
+    from tasks.campaign.ledger import missing_launches, read_ledger
+    from tasks.planning.study_cost import launches_cost
+
+    missing = missing_launches(plan, read_ledger(run), only_failed) if targets else []
+    return {
+        name: launches_cost(plan, [launch for launch in missing if launch.measurements[0].cell.target == name])
+        for name in targets
+    }
+
+
+def expected_line(cost: "StudyCost", nodes: int) -> str:
+    """Return how long so many nodes are predicted to measure, and what that costs on demand."""
+    from configs.common.dollars import dollars
+
+    if cost.nothing_known or cost.node_seconds is None:
+        return "how long measuring there takes is unknown"
+    usd = "" if cost.usd is None else f", {dollars(cost.usd)} USD on demand"
+    left_out = f" and {plural(cost.unknown, 'cell')} of unknown duration" if cost.unknown else ""
+    about = duration_text(cost.node_seconds / nodes)
+    return f"measuring there takes about {about}{usd}; booting, preparing{left_out} not counted"
 
 
 def _priced(target: object) -> list[str]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from configs.common.base import WrongArgument
 from configs.common.printable import plural, printable
 from configs.common.secrets import shown_url
-from configs.plans.packing import Launch, pack_launches
+from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.records.record import MeasuringPass
@@ -25,7 +25,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.console import lasting_console, plain_console
 from flows.cli.errors import ALL_COMPLETED, MAX_MESSAGE_CHARACTERS, OTHER_ERROR, SOME_UNMEASURED, left_text
-from flows.cli.offers import agreed_to_rent
+from flows.cli.offers import agreed_to_rent, expected_costs
 from flows.server.local import HEALTHY_SECONDS, ApiLease, LocalServerError
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def run_study(
         api, unavailable = _begin_api(leases)
         _print_header(console, plan)
         run = RunPaths((runs / study.study).absolute())
-        agreed = agreed_to_rent(study, yes, targets_to_rent(plan, run, only_failed))
+        to_rent = targets_to_rent(plan, run, only_failed)
+        agreed = agreed_to_rent(study, yes, expected_costs(plan, run, to_rent, only_failed))
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
         # While the server starts, torch is imported for the first launch, and Prefect here.
         prepare_first(_launches(plan), plan, run, cache_folder())
@@ -179,6 +180,7 @@ def publish_folder(folder: Path) -> int:
 def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
+    from tasks.campaign.repeats import targets_in_use
     from tasks.checks.environment import EnvironmentChanged, check_environment
     from tasks.checks.installed import installed_servers
 
@@ -186,7 +188,7 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
         return False
     try:
         servers = installed_servers(plan, cache_folder())
-        check_environment(run, accept=False, targets=plan.targets, servers=servers)
+        check_environment(run, accept=False, targets=targets_in_use(plan, run), servers=servers)
     except EnvironmentChanged as error:
         print(error)
         try:
@@ -346,16 +348,6 @@ def _checked(path: Path, assignments: list[str], runs: Path, clusters: bool = Fa
 
 def _launches(plan: Plan, run: RunPaths | None = None, only_failed: bool = False) -> list[Launch]:
     """Return the launches that a run would start, without those already completed in `run`."""
-    from tasks.campaign.ledger import Ledger, missing_measurements, read_ledger
+    from tasks.campaign.ledger import Ledger, missing_launches, read_ledger
 
-    ledger = read_ledger(run) if run is not None else Ledger()
-    return [
-        launch
-        for measuring_pass in get_args(MeasuringPass)
-        for launch in pack_launches(
-            missing_measurements(plan, ledger, measuring_pass, only_failed),
-            measuring_pass,
-            plan.measuring.seed,
-            plan.pack,
-        )
-    ]
+    return missing_launches(plan, read_ledger(run) if run is not None else Ledger(), only_failed)

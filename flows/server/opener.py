@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from flows.server.settings import is_loopback
+from configs.common.system.loopback import is_loopback
 
 _ON = ("1", "true", "t", "yes", "y", "on")
 """How a setting of Prefect is switched on: https://docs.pydantic.dev/latest/api/standard_library_types/#booleans"""

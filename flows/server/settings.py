@@ -9,7 +9,6 @@ Without one, Rankwise runs a server of its own (`flows.server.local`) whose sett
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import queue
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 from configs.common.base import expanded
 from configs.common.files.reading import read_text
 from configs.common.secrets import holds_secret, shown_url
+from configs.common.system.loopback import is_loopback
 
 LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 """Set beside PREFECT_API_URL when Rankwise itself wrote that: such a URL is nobody's choice."""
@@ -213,15 +213,6 @@ def server_settings(url: str, folder: Path) -> dict[str, str]:
 def _no_telemetry() -> dict[str, str]:
     """The server's heartbeat and the client's events, see https://docs.prefect.io/v3/concepts/telemetry."""
     return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the URL is of a server on this machine's loopback, or of a tunnel that begins there."""
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _proxy_exceptions(url: str) -> dict[str, str]:

@@ -49,6 +49,20 @@ def default_folder() -> Path:
     return found_folder(data_folder().parent / "team")
 
 
+def unusable_proxy() -> str | None:
+    """Why no client of httpx can be made in this environment, one of loopback included; None where one can.
+
+    Prefect makes its client in each flow run's process before any of our code is there to keep it off the proxies.
+    """
+    import httpx  # only here: most commands of a team ask by the standard library
+
+    try:
+        httpx.Client().close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        return str(error).partition(". ")[0].rstrip(".")
+    return None
+
+
 def found_folder(named: Path) -> Path:
     """A set-up's folder without `..` and `~`. Links stay: machines that share deployments name one path."""
     return Path(os.path.abspath(expanded(named)))
@@ -106,6 +120,11 @@ class TeamSetup:
             raise ValueError(f"--folder: {self.folder} is too long for a socket path. Use a shorter path")
         if "?" in str(self.home) and not self.api and self._database() is None:
             raise ValueError(f"--folder: {self.folder}: SQLite's URL takes no question mark. Use another path")
+        if problem := unusable_proxy():
+            raise ValueError(
+                f"ALL_PROXY, https_proxy or NO_PROXY: Prefect's client cannot use them: {problem}. "
+                "Name a proxy by http://, or unset them; for a SOCKS proxy run `pip install socksio`"
+            )
         self.work.mkdir(parents=True, exist_ok=True)
         for private in (self.home, self.logs):
             private.mkdir(mode=0o700, exist_ok=True)

@@ -305,15 +305,17 @@ def _cores_a_node(cell: Cell) -> int:
     return cell.layout.ranks // cell.nodes * cell.cores_per_rank
 
 
-def study_cost_table(targets: Sequence[TargetCost]) -> Table | None:
-    """What the whole study cost, by target."""
+def study_cost_table(targets: Sequence[TargetCost], runs: Sequence[str] = ()) -> Table | None:
+    """What the whole study cost, by target. runs: of several studies, the name of each target's run."""
     if not targets:
         return None
     several = any(target.node_seconds != target.seconds for target in targets)
     hours = ("duration, hours", "node hours") if several else ("duration, hours",)
-    columns = ("provider", "target", "total cost, USD", *hours, "cost per hour, USD", "market", "launches")
+    first = ("run",) if runs else ()
+    columns = (*first, "provider", "target", "total cost, USD", *hours, "cost per hour, USD", "market", "launches")
     rows = tuple(
         (
+            *(code(run) for run in runs[place : place + 1]),
             escaped(provider(target)),
             escaped(target.target),
             number(target.usd),
@@ -323,9 +325,9 @@ def study_cost_table(targets: Sequence[TargetCost]) -> Table | None:
             market_name(target.price) if target.price else "price unknown",
             count(target.launches),
         )
-        for target in targets
+        for place, target in enumerate(targets)
     )
-    return Table(columns, rows, text_columns=2)
+    return Table(columns, rows, text_columns=2 + len(first))
 
 
 def provider(target: TargetCost) -> str:

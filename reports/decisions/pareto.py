@@ -177,7 +177,7 @@ def pareto_sentence(pareto: Pareto) -> str:
     text += "; the rest is drawn faint." if beaten else "."
     if len(front) == 1:
         why = "" if pareto.more_x or pareto.prices > 1 else " With one price for all, the fastest is the cheapest."
-        return f"{text} One cell is best in both: {front[0].result.name}.{why}"
+        return f"{text} One cell is best in both, median against median: {front[0].result.name}.{why}"
     first, last = front[0], front[-1]
     x_gain, y_gain = (
         last.x.median / first.x.median,

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from configs.common.base import Frozen
 from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.hardware.prices import Price
+from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.records.record import PROFILING_PASSES, Accounting, Record, Status
@@ -98,14 +98,16 @@ class LaunchTimes:
 
 
 def study_costs(study: StudyResult) -> list[TargetCost]:
-    """Time and money of every launch that ran, by target."""
-    costs = {}
-    for target in study.plan.targets:
-        known = study.plan.prices.get(target.name)
-        costs[target.name] = TargetCost(target.name, target.machine, known.price if known else None)
+    """Time and money of every launch that ran, by target; the last are those that the study has no more."""
+    prices = study.plan.prices
+    costs = {
+        target.name: TargetCost(target.name, target.machine, prices.get(target.name, TargetPrices()).price)
+        for target in study.plan.targets
+    }
     launches = launch_times(study)
     for launch in launches:
-        cost = costs.setdefault(launch.target, TargetCost(launch.target, None, None))
+        former = TargetCost(launch.target, None, prices.get(launch.target, TargetPrices()).price)
+        cost = costs.setdefault(launch.target, former)
         cost.launches += 1
         for phase, seconds in launch.phases.items():
             cost.add(phase, seconds, launch.nodes)
@@ -113,8 +115,8 @@ def study_costs(study: StudyResult) -> list[TargetCost]:
             cost.without_times += 1
         else:
             cost.startups.append(launch.startup)
-    clusters = {target.name for target in study.plan.targets if not isinstance(target, LocalTarget)}
-    _add_gaps([launch for launch in launches if launch.target not in clusters], costs)
+    here = {target.name for target in study.plan.targets if isinstance(target, LocalTarget)}
+    _add_gaps([launch for launch in launches if launch.target in here], costs)
     return [cost for cost in costs.values() if cost.launches]
 
 

@@ -8,12 +8,12 @@ were measured close in time: the gain is the ratio over such pairs. Intervals of
 they are corrected for the number of variants.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from configs.plans.plan import PlannedExperiment
-from reports.numbers.statistics import Ratio, estimate, pair_ratios, paired_ratio
+from reports.numbers.statistics import Ratio, estimate, pair_ratios, paired_ratio, ties
 from reports.reading.load import CellResult, StudyResult, shown_times
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import (
@@ -26,6 +26,7 @@ from reports.text import (
     first_of,
     joined,
     mebibytes,
+    not_apart,
     number,
     ratio_cell,
     ratio_text,
@@ -92,7 +93,11 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
         return "No point of this sweep has a figure."
     best_value, best = max(values, key=lambda pair: pair[0])
     worst_value, worst = min(values, key=lambda pair: pair[0])
+    rest = [point for _, point in values if point is not best]
+    others = [one.result.values("throughput") for one in rest]
+    tied = ties(best.result.values("throughput"), others, best.result.confidence)
     text = f"Throughput is highest at {best.label}: {number(best_value)} {best.result.unit}"
+    text += not_apart([rest[index].label for index in tied])
     ours, least = best.result, worst.result
     pairs = max(1, len(values) * (len(values) - 1) // 2)  # the one with the largest ratio is shown
     ratio = paired_ratio(ours.values("throughput"), least.values("throughput"), pairs, ours.confidence)
@@ -104,7 +109,7 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
         text += f"; in the blocks that both have it is {ratio_text(ratio, 'pair')} that of {worst.label}."
     else:
         times = ratio_text(ratio, "pair") if ratio else f"{number(best_value / worst_value)} times"
-        text += f", {times} that of {worst.label}."
+        text += f"{'; it is' if tied else ','} {times} that of {worst.label}."
     peaks = [(peak, point) for point in points if (peak := point.result.peak_bytes) is not None]
     if len(peaks) > 1:
         low, high = min(peaks, key=lambda pair: pair[0]), max(peaks, key=lambda pair: pair[0])
@@ -205,6 +210,13 @@ def _first(told: list[str]) -> list[str]:
     return told if len(told) <= _LOST_TOLD + 1 else [*told[:_LOST_TOLD], f"{len(told) - _LOST_TOLD:,} more"]
 
 
+def _tied(gains: Sequence[tuple[Gain, Ratio]]) -> list[str]:
+    """The variants that the first, the best, is not told apart from."""
+    best, *others = (gain.result for gain, _ in gains)
+    found = ties(best.values("throughput"), [one.values("throughput") for one in others], best.confidence)
+    return [gains[index + 1][0].variant for index in found]
+
+
 _VARIANTS_TOLD, _MOST_NAMED = 3, 8
 """Of more variants the sentence tells the best and the worst, and names so many in doubt; the table has all."""
 
@@ -225,7 +237,7 @@ def optimization_sentence(base: CellResult | None, gains: list[Gain]) -> str:
     (best, most), (worst, least) = known[0], known[-1]
     text = f"{best.variant} gives {ratio_text(most, 'pair')} the baseline's throughput"
     if len(known) > 1:
-        between = ", the most" if len(known) > _VARIANTS_TOLD else ""
+        between = f", the most{not_apart(_tied(known))}" if len(known) > _VARIANTS_TOLD else ""
         others = known[1:] if len(known) <= _VARIANTS_TOLD else [(worst, least)]
         told = [f"{gain.variant} {ratio_text(ratio, 'pair')}" for gain, ratio in others]
         last = ", the least" if between else ""

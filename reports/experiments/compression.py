@@ -17,7 +17,7 @@ from statistics import median
 from configs.plans.plan import PlannedExperiment, RefusedPoint
 from reports.decisions.pareto import on_front
 from reports.experiments.compression_answers import Quality, quality_of
-from reports.numbers.statistics import Ratio, estimate, paired_ratio
+from reports.numbers.statistics import Ratio, estimate, paired_ratio, ties
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import max_over_ranks
@@ -29,6 +29,7 @@ from reports.text import (
     estimate_cell,
     joined,
     mebibytes,
+    not_apart,
     number,
     percent,
     ratio_cell,
@@ -262,6 +263,9 @@ def compression_sentence(result: CompressionResult) -> str:
     if not known:
         return _none_recommended(result, kept)
     fastest = max(known, key=lambda row: row.speed or 0.0)
+    others = [row for row in known if row is not fastest]
+    values = [row.result.values("throughput") for row in others]
+    tied = ties(fastest.result.values("throughput"), values, fastest.result.confidence)
     assert fastest.throughput is not None and fastest.quality is not None
     if fastest.throughput.bounds[0] <= 1:
         text = f"No pass with {limit} is known to be faster than the uncompressed model"
@@ -270,7 +274,7 @@ def compression_sentence(result: CompressionResult) -> str:
         size = "" if fastest.share is None else f" in {percent(fastest.share)} of the bytes"
         text = (
             f"{fastest.label} gives {ratio_text(fastest.throughput, 'pair')} the throughput of {base.label}{size}, "
-            f"at {fastest.quality.text()}: the fastest with {limit}."
+            f"at {fastest.quality.text()}: the fastest with {limit}{not_apart([others[one].label for one in tied])}."
         )
     sized = [row for row in kept if row.share is not None]
     smallest = min(sized, key=lambda row: row.share or 0.0) if sized else None

@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     """Print the next rate of the search in a folder."""
     folder = Path(arguments[0])
     request = read_model(folder / SEARCH_FILE, SearchRequest)
-    runs = [read_load_run(one) for one in sorted(folder.glob("run-*"))]
+    runs = (read_load_run(one) for one in sorted(folder.glob("run-*")))  # one at a time: each has all its chunks
     print(json.dumps({"rate": search_after(goal_of(request), request.objectives, runs).next_rate()}))
     return 0
 

@@ -1,10 +1,10 @@
 """Load runs out of the samples of a record of the workload `serve`.
 
-runs = runs_of(record, samples, where)   # one, or those of a search
+for run in runs_of(record, samples, where): ...   # one, or those of a search
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isnan
 
@@ -24,8 +24,11 @@ _NOWHERE = Endpoint(url="http://127.0.0.1", model="model")
 """A record's job is made from its cell alone; where requests went is among the record's figures."""
 
 
-def runs_of(record: Record, samples: Mapping[str, Column], where: str) -> list[LoadRun]:
-    """The runs of a record, in order. Raises DamagedSamplesError, naming `where`, for columns that do not fit."""
+def runs_of(record: Record, samples: Mapping[str, Column], where: str) -> Iterator[LoadRun]:
+    """Yield the runs of a record, in order, each with copies of its samples.
+
+    Raises DamagedSamplesError, naming `where`, for columns that do not fit.
+    """
     columns = {name: _column(samples, name, where) for name in (*SAMPLE_COLUMNS, *RUN_COLUMNS)}
     requests = _bounds(columns["run_requests"], len(columns["outcome"]), where)
     lags = _bounds(columns["run_lag_samples"], len(columns[LAG_COLUMN]), where)
@@ -33,13 +36,11 @@ def runs_of(record: Record, samples: Mapping[str, Column], where: str) -> list[L
     if np.isnan(counts).any():
         raise DamagedSamplesError(f"{where}: a request without a number of chunks")
     chunks = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    found = []
     for number, ((first, end), (first_lag, end_lag)) in enumerate(zip(requests, lags, strict=True)):
         own = {name: columns[name][first:end] for name in REQUEST_COLUMNS}
         arrived = columns[CHUNK_COLUMN][chunks[first] : chunks[end]]
         facts = _facts(record, columns, number, end - first)
-        found.append(in_order(facts, own, arrived, columns[LAG_COLUMN][first_lag:end_lag], where))
-    return found
+        yield in_order(facts, own, arrived, columns[LAG_COLUMN][first_lag:end_lag], where)
 
 
 def _facts(record: Record, columns: Mapping[str, Floats], number: int, requests: int) -> LoadFacts:

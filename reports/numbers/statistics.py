@@ -193,6 +193,16 @@ def unpaired_ratio(
     return Ratio(value, *extremes, count, bounds, comparisons)
 
 
+def ties(best: Mapping[int, float], others: Sequence[Mapping[int, float]], confidence: float = CONFIDENCE) -> list[int]:
+    """Indices of those that the one with the highest median is not told apart from, in blocks that both have.
+
+    The whole interval of a ratio, or the range of repeats too few for one, has to be above 1. One that shares no block
+    with the best is in none of them.
+    """
+    ratios = [paired_ratio(best, other, len(others), confidence) for other in others]
+    return [index for index, ratio in enumerate(ratios) if ratio is not None and not ratio.is_above(1)]
+
+
 def corrected(confidence: float, comparisons: int) -> float:
     """Of each of so many intervals, for all of them to hold at once with the given confidence (Bonferroni)."""
     return 1 - (1 - confidence) / comparisons

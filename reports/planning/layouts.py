@@ -8,12 +8,23 @@ from collections import Counter
 from dataclasses import dataclass
 
 from configs.plans.plan import ConsideredLayout, PlannedExperiment
-from reports.numbers.statistics import Estimate
+from reports.numbers.statistics import Estimate, ties
 from reports.planning.accuracy import JudgedPrediction, judge_prediction
 from reports.planning.text import signed
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, mebibytes, number, plural
+from reports.text import (
+    UNKNOWN,
+    Table,
+    escaped,
+    estimate_cell,
+    estimate_text,
+    joined,
+    mebibytes,
+    not_apart,
+    number,
+    plural,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,8 @@ def layouts_sentence(result: LayoutRanking) -> str:
         return f"No layout has a figure; {plural(len(chosen), 'layout')} {verb} to be measured."
     measured = [item for item in chosen if item.measured is not None]
     assert best.measured is not None
-    text = f"The best measured layout, {best.candidate.label}, gives {estimate_text(best.measured, result.unit)}. "
+    text = f"The best measured layout, {best.candidate.label}, gives {estimate_text(best.measured, result.unit)}"
+    text += f"{not_apart(_tied(best, measured))}. "
     if _rate(best.candidate) is None:
         return f"{text}It has no prediction, so it has no place in the ranking."
     predicted = [item for item in measured if _rate(item.candidate) is not None]
@@ -90,6 +102,14 @@ def layouts_sentence(result: LayoutRanking) -> str:
     which = "that were measured" if len(measured) == len(predicted) else "of these that were measured"
     text += f", number {among} of the {len(predicted)} {which}"
     return f"{text}. {_orders(predicted)}"
+
+
+def _tied(best: RankedLayout, measured: list[RankedLayout]) -> list[str]:
+    """The layouts that the best is not told apart from."""
+    others = [(item.candidate.label, item.result) for item in measured if item is not best and item.result is not None]
+    assert best.result is not None
+    values = [result.values("throughput") for _, result in others]
+    return [others[index][0] for index in ties(best.result.values("throughput"), values, best.result.confidence)]
 
 
 def _orders(measured: list[RankedLayout]) -> str:

@@ -144,6 +144,26 @@ def _profiled(point: SplitPoint) -> tuple[float, float] | None:
     return (fmean(total), fmean(exposed)) if total and exposed else None
 
 
+def exposed_clause(result: TimeSplit) -> str | None:
+    """`exposed communication takes 4.0 % of a pass at 2 ranks and 19 % at 16`; None where it is not known."""
+    shares = [(point.ranks, share) for point in result.points if (share := _exposed_share(point)) is not None]
+    if not shares:
+        return None
+    (fewest, first), (most, last) = shares[0], shares[-1]
+    grown = "" if fewest == most else f" and {percent(last, 2)} at {most:,}"
+    return f"exposed communication takes {percent(first, 2)} of a {result.unit} at {plural(fewest, 'rank')}{grown}"
+
+
+def _exposed_share(point: SplitPoint) -> float | None:
+    """As timed, else as profiled; None for one rank, which has none to wait for, and where neither says."""
+    if point.ranks == 1:
+        return None
+    if _EXPOSED in point.parts and point.seconds > 0:
+        return point.parts[_EXPOSED] / point.seconds
+    shares = _profiled(point)
+    return None if shares is None else shares[1]
+
+
 def time_split_sentence(result: TimeSplit) -> str:
     """The largest part, what waiting takes as ranks grow, and what is not known."""
     first, last = result.measured[0], result.measured[-1]

@@ -7,7 +7,8 @@
 
 Figures are kept by repeat, so every statistic of today's or tomorrow's version comes out of them although the
 run folder is gone. A name stands for one run and moves when it is given again. Each run is there once: added again
-after more of it was measured, it takes the place of its earlier state. Cells that its study lost meanwhile stay.
+after more of it was measured, it takes the place of its earlier state. Cells and repeats that its study lost meanwhile
+stay.
 Several processes may write at once: each change is one transaction that waits for the file. The journal is
 SQLite's default one, because write-ahead logs do not work on the network file systems that clusters keep runs
 on (https://www.sqlite.org/wal.html, "All processes using a database must be on the same host computer").
@@ -76,13 +77,15 @@ class KeptRun:
 class Added:
     """What adding a run did. `moved_from`: the other run that its name stood for before.
 
-    `kept`: cells that the history had of this run and that its study has no more.
+    `kept`: cells that the history had of this run and that its study has no more; `kept_repeats`: the same of repeats
+    of the cells that the study still has.
     """
 
     number: int
     state: Literal["new", "known", "grown"]
     moved_from: int | None
     kept: int = 0
+    kept_repeats: int = 0
 
 
 @contextmanager
@@ -184,13 +187,16 @@ class RunHistory:
             query = "SELECT id, content FROM runs WHERE content = ? OR (study = ? AND started_at = ?)"
             found = self._connection.execute(query, (content, run.study, run.started_at)).fetchone()
             state: Literal["new", "known", "grown"] = "new" if found is None else "grown"
+            before = {} if found is None else self._cells(int(found[0]), json.dumps(list(run.cells)), True)
+            cells = {key: _with_later_repeats(cell, before.get(key)) for key, cell in run.cells.items()}
             if found is not None and found[1] == content:
                 number, state = int(found[0]), "known"
             else:
-                number = self._insert(run, content, None if found is None else int(found[0]))
+                number = self._insert(replace(run, cells=cells), content, None if found is None else int(found[0]))
             moved = self._name(name, number) if name is not None else None
             had = self._connection.execute("SELECT count(*) FROM cells WHERE run = ?", (number,)).fetchone()[0]
-        return Added(number, state, moved, had - len(run.cells))
+        later = sum(len(_repeats(cell) - _repeats(run.cells[key])) for key, cell in cells.items())
+        return Added(number, state, moved, had - len(run.cells), later)
 
     def _insert(self, run: RunFigures, content: str, number: int | None) -> int:
         """Write a run, in the place of an earlier state of it where it has a number already."""
@@ -329,6 +335,34 @@ def _check_name(name: str, run: RunFigures) -> None:
         raise WrongArgument(f"--as {name!r}: a name is text, not empty and not a number alone. Use one such as main")
     if any(key.startswith(name) for key in run.cells) and len(name) >= 4:
         raise WrongArgument(f"--as {name}: could be taken for the key of a cell. Use a name such as main")
+
+
+def _repeats(cell: CellFigures) -> set[int]:
+    return {repeat for values in cell.figures.values() for repeat in values}
+
+
+def _with_later_repeats(cell: CellFigures, before: CellFigures | None) -> CellFigures:
+    """The cell with the repeats of its earlier state that its study, whose `repeats` were lowered, does not plan."""
+    if before is None or not any(repeat >= cell.planned for repeat in _repeats(before)):
+        return cell
+    figures = {
+        name: {repeat: value for repeat, value in before.figures.get(name, {}).items() if repeat >= cell.planned}
+        | dict(cell.figures.get(name, {}))
+        for name in dict.fromkeys((*cell.figures, *before.figures))
+    }
+    figures = {name: values for name, values in figures.items() if values}
+    planned = max(cell.planned, before.planned)
+    measured = max(map(len, figures.values()))
+    return replace(
+        cell,
+        status=before.status,
+        planned=planned,
+        failed=max(0, min(max(cell.failed, before.failed), planned - measured)),
+        figures=figures,
+        environments=tuple(sorted({*cell.environments, *before.environments})),
+        hosts=tuple(sorted({*cell.hosts, *before.hosts})),
+        confidence=max(cell.confidence, before.confidence),
+    )
 
 
 def _content(run: RunFigures) -> str:

@@ -19,7 +19,7 @@ from configs.common.base import content_hash, expanded
 from configs.common.files.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
-from reports.decisions.cost import CellCost, cell_cost, price_of
+from reports.decisions.cost import BILLING, CellCost, cell_cost, price_of, study_cost_table
 from reports.decisions.nodes import (
     NodeCell,
     node_latency_table,
@@ -30,6 +30,7 @@ from reports.decisions.nodes import (
     work_key,
     work_title,
 )
+from reports.decisions.spending import study_costs
 from reports.decisions.wrong_answers import wrong_cells
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
@@ -217,6 +218,8 @@ def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) ->
             memory=node_memory_table(cells),
             node_table=node_table(cells),
             costs=cost_table(nodes),
+            spent=spending_table(nodes),
+            billing=BILLING,
         )
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -362,3 +365,10 @@ def cost_table(nodes: Sequence[JoinedNode]) -> Table | None:
         "price from",
     )
     return Table(columns, tuple(rows), text_columns=3) if rows else None
+
+
+def spending_table(nodes: Sequence[JoinedNode]) -> Table | None:
+    """What each run cost, by target: dollars, hours and price of an hour; None where no launch left its times."""
+    runs = {node.figures.name: node.study for node in nodes}
+    costs = [(name, cost) for name, study in runs.items() for cost in study_costs(study)]
+    return study_cost_table([cost for _, cost in costs], [name for name, _ in costs])

@@ -26,6 +26,7 @@ from reports.text import (
     estimate_text,
     joined,
     mebibytes,
+    not_apart,
     number,
     percent,
     plural,
@@ -222,7 +223,8 @@ def strategies_sentence(found: Strategies) -> str:
     ranked = found.ranked
     if not ranked or ranked[0].measured is None:
         return "Nothing has a figure."
-    text = f"Fastest is {ranked[0].name}: {estimate_text(ranked[0].measured, 'ms a step', 1000)}."
+    text = f"Fastest is {ranked[0].name}: {estimate_text(ranked[0].measured, 'ms a step', 1000)}"
+    text += not_apart([way.name for way in ranked[1:] if not clearly(ranked[0], way)]) + "."
     result = ranking(found)
     if not result.pairs:
         return f"{text} The plan predicts too few of them for a ranking."

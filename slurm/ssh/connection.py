@@ -51,8 +51,15 @@ _BOOT = (
 )
 _START = f'python=$1; {WHOLE_PYTHON}; export PYTHONSAFEPATH=1; exec "$python" -u -c "$2"'
 """By sh, whatever the login shell is; a `secrets.py` in the home folder is not imported."""
-_PARTS = ("slurm.staging.file_list", "slurm.ssh.node_files", "slurm.ssh.node_program")
-"""Modules of the program, which the host is sent under their own names, and their packages, which are empty there."""
+_PARTS = (
+    "configs.common.files.abandoned",
+    "slurm.staging.file_list",
+    "slurm.ssh.node_files",
+    "slurm.ssh.node_program",
+)
+"""Modules of the program, which the host is sent under their own names."""
+_PACKAGES = ("configs", "configs.common", "configs.common.files", "slurm", "slurm.staging", "slurm.ssh")
+"""Those of the modules, which are empty there."""
 
 
 class HostAway(OSError):
@@ -390,7 +397,11 @@ async def _begin(address: Address, opened: "Sequence[asyncssh.SSHClientConnectio
             f"{address.name}: {address.python} is Python {version}, expected {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or "
             "newer. Install one, or name it by `python`"
         )
-    sources = [(name, read_text(_ROOT / f"{name.replace('.', '/')}.py")) for name in _PARTS]
-    packages = [(name, "") for name in ("slurm", "slurm.staging", "slurm.ssh")]
-    process.stdin.write(json.dumps([*packages, *sources]).encode() + b"\n")
+    process.stdin.write(program_line())
     return Line(opened[::-1], process)
+
+
+def program_line() -> bytes:
+    """Return what the interpreter on a host is sent first: names and sources of the program's modules."""
+    sources = [(name, read_text(_ROOT / f"{name.replace('.', '/')}.py")) for name in _PARTS]
+    return json.dumps([*((name, "") for name in _PACKAGES), *sources]).encode() + b"\n"

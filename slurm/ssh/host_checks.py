@@ -20,7 +20,7 @@ from slurm.staging.packages import node_requirements
 
 _GIB = 1 << 30
 CLOCK_SECONDS = 2.0
-"""Between clocks of two nodes; which of two ends came first is told by their clocks."""
+"""Between clocks of two nodes: what a launch took and cost is told by the launchers' and the records' times."""
 LEAST_FREE_BYTES = _GIB // 4
 LIBRARIES_BYTES = 8 * _GIB
 """PyTorch with the libraries of CUDA, unpacked, and pip's copies meanwhile."""

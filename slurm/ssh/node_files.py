@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -22,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from configs.common.files.abandoned import remove_abandoned
 from slurm.staging.file_list import is_whole, write_list
 
 PIECE_BYTES = 1 << 20
@@ -147,6 +149,12 @@ def remove(paths: list[str]) -> None:
     """Remove folders, whatever is left of them."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_abandoned(parents: list[str], names: str) -> None:
+    """Remove half-made folders of these names, a regular expression, in which nothing was changed for a day."""
+    for parent in parents:
+        remove_abandoned(Path(parent), re.compile(names))
 
 
 def unpack(archive: str, to: str) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from slurm.ssh.node_files import (
     Neighbours,
     children,
+    clear_abandoned,
     fetch,
     get,
     hashes,
@@ -62,6 +63,7 @@ _MODULES = tuple(
     )
 )
 _TERM_SECONDS, _KILL_SECONDS = 5.0, 1.5
+_TIDY_SECONDS = 20.0
 
 
 # What the host is
@@ -331,8 +333,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until there are no more. What may take long is done in a thread."""
     neighbours, writing = Neighbours(), threading.Lock()
     quick = (versions, put, get, sizes, make, neighbours.offer, start_job, look)
-    long = (hello, hashes, whole, rename, remove, unpack, install, pack, unpack_beside, fetch, end_job)
+    long = (
+        hello, hashes, whole, rename, remove, clear_abandoned, unpack, install, pack, unpack_beside, fetch, end_job,
+    )  # fmt: skip
     operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
+    under_way: list[threading.Thread] = []
 
     def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:
         try:
@@ -352,8 +357,20 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             arguments["body"] = requests.read(size)
         operation = operations[name]
         if operation in long:
-            threading.Thread(target=answer, args=(number, operation, arguments), daemon=True).start()
+            thread = threading.Thread(target=answer, args=(number, operation, arguments), daemon=True)
+            under_way = [*(each for each in under_way if each.is_alive()), thread]
+            thread.start()
         else:
             answer(number, operation, arguments)
+    _end_children(under_way)
+
+
+def _end_children(under_way: Sequence[threading.Thread]) -> None:
+    """End what was started for requests, and let the requests remove what they had half made, for some seconds."""
+    deadline = time.monotonic() + _TIDY_SECONDS
+    while any(thread.is_alive() for thread in under_way) and time.monotonic() < deadline:
+        for child in list(children):
+            child.kill()
+        time.sleep(0.05)
     for child in list(children):
         child.kill()

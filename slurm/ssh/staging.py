@@ -27,7 +27,7 @@ from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
-from slurm.staging.packages import Notice, interpreter_script, node_requirements, run_digest
+from slurm.staging.packages import HALF_MADE, WITHOUT_INDEX, Notice, interpreter_script, node_requirements
 from slurm.staging.wheel import pack_wheel
 
 _PIECE_BYTES = 1 << 20
@@ -66,9 +66,9 @@ class StagedFile:
     sha256: str
 
 
-def run_folder(facts: Facts, run: Path) -> str:
-    """Where a host has what is of one run only."""
-    return f"{facts.folder}/runs/{run.name}-{run_digest(run)}"
+def run_folder(facts: Facts, run: str) -> str:
+    """Where a host has what is of one run only; run: its name there (`slurm.staging.packages.run_name`)."""
+    return f"{facts.folder}/runs/{run}"
 
 
 def interpreter_name(target: SshTarget) -> str:
@@ -121,10 +121,19 @@ async def stage_hosts(target: SshTarget, manifests: Iterable[Path], notice: Noti
     file that is not what its manifest says.
     """
     members = await members_of(target)
+    await asyncio.gather(*map(_remove_abandoned, members))
     await _stage_code(members, notice)
     await _stage_interpreters(target, members, notice)
     for manifest in manifests:
         await _stage_model(members, manifest, notice, thorough)
+
+
+async def _remove_abandoned(member: Member) -> None:
+    """What installations and transfers left that were killed, of gigabytes each."""
+    parents = [f"{member.rankwise}/{kind}" for kind in ("code", "libraries", "models")]
+    await member.host.ask(
+        "clear_abandoned", limit_seconds=_WALK_LIMIT_SECONDS, parents=parents, names=HALF_MADE.pattern
+    )
 
 
 async def _stage_code(members: Sequence[Member], notice: Notice) -> None:
@@ -205,10 +214,13 @@ async def _install(member: Member) -> None:
     constraints, requirements = node_requirements()
     folder = f"{member.rankwise}/{libraries_name(member.facts)}"
     await send(member.host, read_bytes(constraints), f"{folder}.constraints.txt")
-    await member.host.ask(
-        "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,
-        constraints=f"{folder}.constraints.txt", limit=_INSTALL_LIMIT_SECONDS,
-    )  # fmt: skip
+    try:
+        await member.host.ask(
+            "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,
+            constraints=f"{folder}.constraints.txt", limit=_INSTALL_LIMIT_SECONDS,
+        )  # fmt: skip
+    except HostError as error:
+        raise HostError(error.errno, f"{error.strerror}\n{WITHOUT_INDEX}") from error
 
 
 async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, thorough: bool) -> None:

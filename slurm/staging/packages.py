@@ -5,7 +5,7 @@
   libraries/<hash>/   a virtual environment with what the code imports, where no interpreter was named
   envs/<hash>/bin/python   runs the one over the other
   models/<hash>/      manifest.json, files/
-<shared>/runs/<name>-<digest of the run folder's path>/
+<shared>/runs/<name>-<digest of the run folder's path and run.id>/
   jobs/<job>/         job folders as the nodes see them
   inputs/             prompts and texts
   cache/              what ranks make once: tokens, compiled graphs
@@ -39,9 +39,10 @@ from configs.common.base import content_hash, sha256_of_file, write_atomically
 from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
-from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
+from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes, read_model
 from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
 from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
 
@@ -74,24 +75,39 @@ WHOLE_PYTHON = (
 )
 """Lines of sh: `python`, an interpreter or an environment as a node finds it, becomes the interpreter."""
 
+WITHOUT_INDEX = (
+    "If no package index is reached, set the target's `python` to an interpreter that has the libraries, or configure "
+    "pip (PIP_INDEX_URL, PIP_FIND_LINKS)"
+)
+"""What to do where pip failed: login nodes and hosts may have no internet."""
+
 Notice = Callable[[str], None]
-_HALF_MADE = re.compile(r"\.[0-9a-f]{8,64}\.\w{8}(\.cleared)?")
-"""Names of folders that `_made_whole` fills, and of those that they take the place of."""
-_PIECE_BYTES = 16 << 20
+HALF_MADE = re.compile(r"\.[0-9a-f]{8,64}\.\w{8}(\.\d+)?(\.cleared)?")
+"""Names of folders that are being filled, on an SSH host with a number, and of those that they take the place of."""
+_PIECE_BYTES, _ID_BYTES = 16 << 20, 64
 _INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
 
 
 def run_digest(run_folder: Path) -> str:
     """8 hexadecimal digits that tell a run folder from others of the same name on one cluster; of links what they are.
 
-    A run that is resumed through a link looks for its launches where they are.
+    A run that is resumed through a link looks for its launches where they are. Its `run.id` tells it from those of
+    other containers, in which paths are equal.
     """
-    return hashlib.sha256(os.fsencode(os.path.realpath(run_folder))).hexdigest()[:8]
+    known_by = os.fsencode(os.path.realpath(run_folder))
+    with suppress(FileNotFoundError):  # a folder without runs of its own, as that in which a deployment is measured
+        known_by += b"\n" + read_bytes(RunPaths(run_folder).id, _ID_BYTES)
+    return hashlib.sha256(known_by).hexdigest()[:8]
+
+
+def run_name(run_folder: Path) -> str:
+    """The name of a run's folder below `runs` on a shared disk or a host."""
+    return f"{run_folder.name}-{run_digest(run_folder)}"
 
 
 def run_root(shared: Path, run_folder: Path) -> Path:
     """Where the nodes find what is of one run only."""
-    return shared / "runs" / f"{run_folder.name}-{run_digest(run_folder)}"
+    return shared / "runs" / run_name(run_folder)
 
 
 def common_folder(shared: Path, *names: str) -> Path:
@@ -157,7 +173,7 @@ def stage_interpreter(shared: Path, python: str | None, notice: Notice) -> Path:
     `shared` by this machine's pip, which takes minutes. Raises OSError, and ValueError with pip's words.
     """
     for kind in ("code", "libraries", "envs"):
-        remove_abandoned(shared / "rankwise" / kind, _HALF_MADE)
+        remove_abandoned(shared / "rankwise" / kind, HALF_MADE)
     code = _stage_code(shared, notice)
     if python is None:
         python = str(_stage_libraries(shared, notice) / "bin" / "python")
@@ -237,7 +253,10 @@ def _stage_libraries(shared: Path, notice: Notice) -> Path:
             # -P: a file of the working directory, such as secrets.py, is not imported.
             _run([str(base), "-P", "-m", "venv", "--without-pip", str(work)])
             pip = [sys.executable, "-P", "-m", "pip", "--python", str(work / "bin" / "python"), "install", "--quiet"]
-            _run([*pip, "--disable-pip-version-check", "--constraint", str(constraints), *libraries])
+            try:
+                _run([*pip, "--disable-pip-version-check", "--constraint", str(constraints), *libraries])
+            except ValueError as error:
+                raise ValueError(f"{error}\n{WITHOUT_INDEX}") from error
             shutil.copy(constraints, work)
             write_list(str(work))
     return folder
@@ -287,7 +306,7 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
     """
     path = staged_manifest(shared, name)
     folder = path.parent
-    remove_abandoned(folder.parent, _HALF_MADE)
+    remove_abandoned(folder.parent, HALF_MADE)
     damaged = _damaged(path, thorough) if folder.exists() else []
     if folder.exists() and not damaged:
         return path

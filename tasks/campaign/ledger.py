@@ -18,6 +18,7 @@ from typing import get_args
 from configs.common.files.reading import reason_of
 from configs.common.printable import printable
 from configs.plans.job import Measurement
+from configs.plans.packing import Launch, pack_launches
 from configs.plans.passes import passes_of
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -164,3 +165,17 @@ def missing_measurements(
             continue
         measurements.append(Measurement(cell=plan.cells[key], repeat=repeat, attempt=ledger.attempts.get(place, 0) + 1))
     return measurements
+
+
+def missing_launches(plan: Plan, ledger: Ledger, only_failed: bool = False) -> list[Launch]:
+    """Return the launches of what `missing_measurements` has of every measuring pass, in the order of a run."""
+    return [
+        launch
+        for measuring_pass in get_args(MeasuringPass)
+        for launch in pack_launches(
+            missing_measurements(plan, ledger, measuring_pass, only_failed),
+            measuring_pass,
+            plan.measuring.seed,
+            plan.pack,
+        )
+    ]

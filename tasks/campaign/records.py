@@ -9,6 +9,7 @@ import math
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +154,14 @@ def _samples(
 def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: JobEnd, damaged: list[str]) -> Record:
     measurement, paths = job.measurements[position], run.job(job.name)
     status, failure = _verdict(measurement.name, parts, end, _ranks(job), damaged)
+    started_at, finished_at = _span(parts) if parts else (None, end.finished_at)
     if status is Status.COMPLETED and job.measuring_pass == "nsys":
         status, failure = _nsys_verdict(paths, measurement, _ranks(job))
     return Record(
         **_identity(job, position, measurement),
         status=status,
-        started_at=min((part.started_at for part in parts), default=None),
-        finished_at=max((part.finished_at for part in parts), default=end.finished_at),
+        started_at=started_at,
+        finished_at=finished_at,
         failure=failure and failure.model_copy(update={"log": _log(run, job, failure.rank)}),
         hosts=[part.host for part in parts],
         accounting=_accounting(paths),
@@ -193,13 +195,37 @@ def _verdict(
         return Status.COMPLETED, None
     primary = [part for part in failures if part.failure is None or part.failure.kind != PEER_LOST]
     if primary:
-        first = min(primary, key=lambda part: part.finished_at)
+        seconds = _seconds_until_end(parts)
+        first = min(primary, key=lambda part: seconds[part.rank])
         return first.status, first.failure
     if damaged:
         return Status.LOST, Failure(message=excerpt(damaged[0], _MAX_MESSAGE_CHARACTERS))
     if end.status is Status.COMPLETED:
         return Status.LOST, Failure(message="the ranks exited without an error and without a result")
     return told
+
+
+def _seconds_until_end(parts: list[RankPart]) -> dict[int, float]:
+    """Seconds from the measurement's start to each rank's end, by rank, each by its own host's clock.
+
+    Clocks of hosts differ by more than the ranks' starts do, which the collectives of the measurement before align.
+    """
+    began: dict[str, datetime] = {}
+    for part in parts:
+        at = datetime.fromisoformat(part.started_at)
+        began[part.host] = min(at, began.get(part.host, at))
+    return {part.rank: (datetime.fromisoformat(part.finished_at) - began[part.host]).total_seconds() for part in parts}
+
+
+def _span(parts: list[RankPart]) -> tuple[str, str]:
+    """When a measurement started and finished, by the clock of the first rank's host alone."""
+    started_at = min(part.started_at for part in parts if part.host == parts[0].host)
+    seconds = _seconds_until_end(parts)
+    last = max(parts, key=lambda part: seconds[part.rank])
+    if last.host == parts[0].host:
+        return started_at, last.finished_at
+    finished = datetime.fromisoformat(started_at) + timedelta(seconds=seconds[last.rank])
+    return started_at, finished.isoformat(timespec="microseconds")
 
 
 def _nsys_verdict(paths: JobPaths, measurement: Measurement, ranks: int) -> tuple[Status, Failure | None]:

@@ -7,7 +7,7 @@ repeats and the stopping reason.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from configs.common.base import write_atomically
@@ -17,16 +17,17 @@ from configs.hardware.prices import TargetPrices
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
+from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, Target
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, StudyResult, load_run
+from tasks.campaign.launch_prices import LaunchPrices
 from tasks.campaign.launches.leftovers import collected_marker
 from tasks.campaign.ledger import read_ledger, targets_to_measure
 from tasks.campaign.session import Session
 
-_HOUR_SECONDS = 3600.0
 NEAR_SHARE = 0.8
 """Of a budget, from which on it is told that little is left."""
 
@@ -34,7 +35,8 @@ NEAR_SHARE = 0.8
 class Budget:
     """The time and money that a run may use. Time is this run's; money is what all launches of the folder took.
 
-    This machine costs money as long as the run goes on, a cluster's nodes as long as jobs run on them.
+    Also those on targets that the study has no more: raises StudyError where their price is not known. This machine
+    costs money as long as the run goes on, a cluster's nodes as long as jobs run on them.
     """
 
     def __init__(self, session: Session, on_near: Callable[[str], None] = lambda message: None) -> None:
@@ -43,14 +45,15 @@ class Budget:
         self._seconds = None if rules.budget_minutes is None else rules.budget_minutes * 60
         self._usd, self._on_near = rules.budget_usd, on_near
         self._progress = session.run_progress
-        self._usd_per_second = _prices(session.plan)
+        self._prices = LaunchPrices(session.plan, session.run)
+        self._priced = _is_priced(session.plan)
         self._here_usd_per_second = self._paid_usd = 0.0
         if self._usd is not None:
-            assert self._usd_per_second is not None, "checked before anything was started"
+            assert self._priced, "checked before anything was started"
             self._paid_usd = launched_usd(session.plan, session.run)
-        if self._usd_per_second is not None:
+        if self._priced:
             here = [target.name for target in session.plan.targets if isinstance(target, LocalTarget)]
-            self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
+            self._here_usd_per_second = max((self._per_second(name) for name in here), default=0.0)
         self._paid_before_usd = self._paid_usd
         self._left_at: float | None = None
         self._told_near: set[str] = set()
@@ -71,7 +74,11 @@ class Budget:
 
     def paid(self, target: str, node_seconds: float) -> None:
         """A job of a cluster has ended, which had so many seconds of its nodes."""
-        self._paid_usd += node_seconds * (self._usd_per_second or {}).get(target, 0.0)
+        self._paid_usd += node_seconds * self._per_second(target)
+
+    def _per_second(self, target: str) -> float:
+        """USD; without a budget of money, where nothing depends on it, 0 where the price is not known."""
+        return self._prices.per_second(target) or 0.0
 
     def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
         """Which budget is spent, if one is; the first time that each is nearly so, that is told.
@@ -96,9 +103,9 @@ class Budget:
 
     def _usd_so_far(self, running: Iterable[tuple[str, float]], here: bool, now: float) -> float | None:
         """None where the price of a target is not known."""
-        if self._usd_per_second is None:
+        if not self._priced:
             return None
-        usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
+        usd = self._paid_usd + sum(seconds * self._per_second(target) for target, seconds in running)
         until = now if here else self._here_since if self._left_at is None else self._left_at
         return usd + (until - self._here_since) * self._here_usd_per_second
 
@@ -108,23 +115,30 @@ class Budget:
             self._on_near(f"{words} of the budget are used")
 
 
-def _prices(plan: Plan) -> dict[str, float] | None:
-    """USD for a second of each target, of one node of it; None where one of them is not known."""
-    prices = {target.name: plan.prices.get(target.name, TargetPrices()).price for target in plan.targets}
-    if any(price is None for price in prices.values()):
-        return None
-    return {name: price.usd_per_hour / _HOUR_SECONDS for name, price in prices.items() if price is not None}
+def _is_priced(plan: Plan) -> bool:
+    """Whether the price of each target is known."""
+    return all(plan.prices.get(target.name, TargetPrices()).price is not None for target in plan.targets)
 
 
-def launched_usd(plan: Plan, run: RunPaths) -> float:
-    """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
-    return _launched_usd(plan, load_run(run))
+def launched_usd(plan: Plan, run: RunPaths, targets: Collection[str] | None = None) -> float:
+    """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell.
+
+    targets: only launches on these. Raises StudyError naming targets whose price is not known.
+    """
+    return _launched_usd(plan, load_run(run), targets)
 
 
-def _launched_usd(plan: Plan, study: StudyResult) -> float:
-    prices = _prices(plan)
-    assert prices is not None, "checked before anything was started"
-    return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launch_times(study))
+def _launched_usd(plan: Plan, study: StudyResult, targets: Collection[str] | None = None) -> float:
+    prices = LaunchPrices(plan, RunPaths(study.folder))
+    launches = [launch for launch in launch_times(study) if targets is None or launch.target in targets]
+    costs = [(launch, prices.per_second(launch.target, launch.began)) for launch in launches]
+    if unknown := sorted({launch.target for launch, price in costs if price is None}):
+        names = ", ".join(unknown)
+        raise StudyError(
+            [f"measuring.budget_usd: {study.folder} has launches on {names}, which the study no longer has, at an "
+             f"unknown price. Name `target: {unknown[0]}` in a file in `prices`, or use another folder with --runs"]
+        )  # fmt: skip
+    return sum(launch.node_seconds * price for launch, price in costs if price is not None)
 
 
 def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
@@ -132,7 +146,7 @@ def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
 
     That is where a measurement is missing, where the interval of a cell asks for further repeats, which are planned
     only once all others are measured, and where a killed run has left jobs. Where earlier launches have spent the
-    budget of money, none is begun any more, and the last alone count. Raises as `read_ledger`.
+    budget of money, none is begun any more, and the last alone count. Raises as `read_ledger` and `launched_usd`.
     """
     missing = targets_to_measure(
         plan, read_ledger(run), only_failed
@@ -151,6 +165,19 @@ def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
     if rules.budget_usd is not None and _launched_usd(plan, study) > rules.budget_usd:
         return left & rented
     return (missing | left | (_wanting_more(plan, study.cells) if grows else set())) & rented
+
+
+def targets_in_use(plan: Plan, run: RunPaths, only_failed: bool = False) -> list[Target]:
+    """Return the targets on which a run in this folder may measure.
+
+    Of the others nothing is asked: one that is away or was changed does not keep the rest from being measured. Raises
+    as `read_ledger`.
+    """
+    grows = plan.measuring.target_interval is not None and not only_failed
+    if len(plan.targets) < 2 or grows:
+        return list(plan.targets)
+    names = targets_to_measure(plan, read_ledger(run), only_failed) | _left_going(run)
+    return [target for target in plan.targets if target.name in names]
 
 
 def _wanting_more(plan: Plan, cells: dict[str, CellResult]) -> set[str]:

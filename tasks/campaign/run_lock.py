@@ -4,13 +4,14 @@ import fcntl
 import json
 import os
 import platform
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
-from configs.common.base import utc_now
+from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import check_regular, open_regular, parse_json
 from configs.common.printable import printable
 from configs.common.system.lock_files import WITHOUT_LOCKS, locks_needed
@@ -30,11 +31,12 @@ class FolderInUse(ValueError):
 def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | None]:
     """Hold the folder, or raise FolderInUse naming the holder. Yields the flow run that held it before.
 
-    None where that is the same one: a flow run that is tried again in its folder. Raises ValueError where the file
-    system has no locks.
+    None where that is the same one: a flow run that is tried again in its folder. A new folder gets the identity by
+    which clusters know it. Raises ValueError where the file system has no locks.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    if run.lock.exists():
+    is_new = not run.lock.exists()
+    if not is_new:
         check_regular(run.lock)
     with run.lock.open("a+", errors="replace") as file:
         for tries_left in reversed(range(_TRIES)):
@@ -47,6 +49,8 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
                     file.seek(0)
                     raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
                 time.sleep(_PAUSE_SECONDS)
+        if is_new and not run.id.exists():  # an older folder is known without
+            write_atomically(run.id, secrets.token_hex(8))
         file.seek(0)
         before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)

@@ -1,14 +1,14 @@
 """Check machines against the requirements of a plan. Does not import Prefect.
 
     check_resources(plan, folder)         # what can be said anywhere: cores, memory, disk of this machine
-    check_clusters(plan)                  # what only the schedulers of its clusters can say; before a run
+    check_clusters(plan, targets)         # what only the schedulers of its clusters can say; before a run
 
 A study of a cluster can be checked and planned where there is no Slurm.
 """
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from configs.common.files.reading import PLAN_BYTES, read_model
@@ -27,7 +27,7 @@ from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
-from configs.targets.target import LocalTarget, SshTarget
+from configs.targets.target import LocalTarget, SshTarget, Target
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import local_devices, local_ranks
 from slurm.launcher.profilers import why_not
@@ -58,12 +58,15 @@ def check_resources(plan: Plan, folder: Path) -> None:
         raise StudyError(problems)
 
 
-def check_clusters(plan: Plan) -> None:
-    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
+def check_clusters(plan: Plan, in_use: Collection[Target]) -> None:
+    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer.
+
+    in_use: the targets of the plan that are asked (`tasks.campaign.repeats.targets_in_use`).
+    """
     problems: list[str] = []
     inventory = Inventory()
     for place, target in enumerate(plan.targets):
-        if not isinstance(target, ClusterTarget):
+        if not isinstance(target, ClusterTarget) or target not in in_use:
             continue
         if isinstance(target, RentedTarget):
             problems += [f"targets[{place}]: {problem}" for problem in _rental_problems(target)]

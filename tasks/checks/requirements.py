@@ -3,6 +3,7 @@
 check_requirements(plan, cache)          # StudyError; before anything is started
 """
 
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,17 +15,20 @@ from configs.families.positions import trained_positions
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
+from configs.plans.job import Measurement
 from configs.plans.model_manifest import read_model_manifest
+from configs.plans.packing import Launch, pack_launches
 from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import has_figure
 from configs.spec.study import StudyError
-from configs.targets.rented import RentedTarget
+from configs.targets.rented import MAX_LEASE_HOURS, RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
 from configs.workloads import STUDIED, descriptor_of, kinds_with
 from engine.planner.families import read_architecture
+from tasks.providers.clouds import longest_lease_seconds
 
 _RUN_ON = ("cuda", "rocm", "cpu")
 _DEEPSPEED = ("deepspeed",)
@@ -41,7 +45,7 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
-    found = [*_unknown_machines(plan, known), *_small_disks(plan), *_missing_libraries(plan)]
+    found = [*_unknown_machines(plan, known), *_small_disks(plan), *_short_leases(plan), *_missing_libraries(plan)]
     found += [*_rules_of_nothing(plan), *_objectives_of_nothing(plan)]
     return list(dict.fromkeys([*found, *_cold_without_files(plan), *_beyond_context(plan)]))
 
@@ -112,6 +116,49 @@ def _small_disks(plan: Plan) -> Iterator[str]:
                     f"targets[{place}].disk_gb: got {target.disk_gb}, but the models have {size / 2**30:.0f} GiB. Set "
                     "as much and room for the image and its libraries"
                 )
+
+
+def _short_leases(plan: Plan) -> Iterator[str]:
+    """Of rented nodes, which a cloud ends before one launch can have measured all its cells."""
+    for place, target in enumerate(plan.targets):
+        if not isinstance(target, RentedTarget):
+            continue
+        limit = _lives(target, target.lease_hours)
+        measurements = [
+            Measurement(cell=cell, repeat=0, attempt=1)
+            for cell in plan.cells.values()
+            if cell.target == target.name and plan.repeats[cell.key]
+        ]
+        launches = pack_launches(measurements, "timed", plan.measuring.seed, plan.pack)
+        each = ((_least_seconds(plan, launch), len(launch.measurements)) for launch in launches)
+        seconds, cells = max(each, default=(0.0, 0))
+        if seconds <= limit:
+            continue
+        hours = (each for each in range(1, MAX_LEASE_HOURS + 1) if _lives(target, each) >= seconds)
+        needed = next(hours, None)
+        longer = f"At most {MAX_LEASE_HOURS} is allowed" if needed is None else f"Set it to {needed} or more"
+        split = ", or `pack: false` for a launch of each cell" if cells > 1 else ""
+        yield (
+            f"targets[{place}].lease_hours: got {target.lease_hours:g}, with which {target.kind} ends its nodes after "
+            f"{limit / 3600:.3g} h however long the run goes on, but one launch measures {plural(cells, 'cell')} for "
+            f"at least {seconds / 3600:.3g} h. {longer}{split}, or measure for less time"
+        )
+
+
+def _lives(target: RentedTarget, hours: float) -> float:
+    """Seconds for which nodes of a lease of so many hours live at most."""
+    seconds = longest_lease_seconds(target.kind, hours)
+    return math.inf if seconds is None else seconds
+
+
+def _least_seconds(plan: Plan, launch: Launch) -> float:
+    """Seconds that the cells of a launch are measured for at least, by their fields and the measuring rules."""
+    total = 0.0
+    for measurement in launch.measurements:
+        work, rules = measurement.cell.workload, plan.measuring
+        known = (work.known_seconds(measurement.cell.layout.ranks) or 0.0) * (work.passes or rules.min_passes)
+        total += known if work.passes else max(known, rules.min_seconds)
+    return total
 
 
 def _bytes_of(model: PlannedModel) -> int:

@@ -18,7 +18,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.records.record import read_record
+from configs.records.record import Record, Status, read_record
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
@@ -77,12 +77,20 @@ def _others(
 
 
 def _made_with(rule: _Rule, records: Path, rules_of: Callable[[str], Measuring | None]) -> Iterator[object]:
-    """The values of a rule in the jobs that made the records of a cell, as far as these can be read."""
+    """The values of a rule in the jobs that measured a cell, as far as these can be read."""
+    for record in _completed(records, rule):
+        rules = rules_of(record.job)
+        if rules is not None:
+            yield getattr(rules, rule.field)
+
+
+def _completed(records: Path, rule: _Rule) -> Iterator[Record]:
+    """The records of a cell that a run goes on with: what failed is measured again, what is damaged set aside."""
     for path in records.glob(rule.records):
         with suppress(OSError, ValueError):
-            rules = rules_of(read_record(path).job)
-            if rules is not None:
-                yield getattr(rules, rule.field)
+            record = read_record(path)
+            if record.status is Status.COMPLETED:
+                yield record
 
 
 def _rules_of(run: RunPaths, job: str) -> Measuring | None:
@@ -95,7 +103,8 @@ def _rules_of(run: RunPaths, job: str) -> Measuring | None:
 
 def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:
     keys = {key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell)}
-    return any(any((run.records / key).glob(rule.records)) for key in keys) or bool(keys & _under_way(rule, run))
+    measured = any(any(True for _ in _completed(run.records / key, rule)) for key in keys)
+    return measured or bool(keys & _under_way(rule, run))
 
 
 def _under_way(rule: _Rule, run: RunPaths) -> set[str]:

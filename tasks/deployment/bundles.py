@@ -1,7 +1,7 @@
 """Bundles: what is served, at which level, and the evidence that it may be.
 
     # ValueError: nothing may be served
-    bundle = make_bundle(wanted, model, target, folder, cache, judge, fit_text, say)
+    bundle = make_bundle(wanted, model, target, folder, cache, judge, fit_text, say)    # <folder>/bundle.json
     save_bundle(bundle, bundles)                                                # <bundles>/<model>-<id>/bundle.json
     bundle = read_bundle(bundles, "tiny-stdlib-3f2a9c1d")
 
@@ -36,6 +36,7 @@ from tasks.providers.giving_back import Say
 Judge = Callable[[str, Layout, Dtype], tuple[str, str]]
 """Compares a model's answers in a layout with unmodified transformers: the verdict's word, and its reason."""
 _MAX_LENGTH = 2048
+_FILE = "bundle.json"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def make_bundle(
 ) -> ServingBundle:
     """Measure, choose the level and gather the evidence. folder: of the measuring run. nodes: over which it is cut.
 
+    The evidence stays in that folder, too, whether or not the bundle is served in the end.
     judge: None: the layout is not compared with transformers. Raises ValueError where answers are wrong.
     """
     manifest = load_manifest(Path(model.manifest))
@@ -101,7 +103,7 @@ def make_bundle(
         # The evidence is of this hardware: another target's has other speeds, and answers that end in other ties.
         "target": [target.kind, target.name, target.device],
     }
-    return ServingBundle.model_validate(
+    bundle = ServingBundle.model_validate(
         {
             "id": content_hash(made_of, 12),
             "model": wanted.name or model.name,
@@ -126,6 +128,8 @@ def make_bundle(
             "created_at": utc_now(),
         }
     )
+    write_atomically(folder / _FILE, bundle.model_dump_json(indent=1))
+    return bundle
 
 
 def served_length(architecture: Architecture, wanted: int | None) -> int:
@@ -160,17 +164,21 @@ def bundle_name(bundle: ServingBundle) -> str:
     return f"{file_slug(bundle.model)[:40]}-{bundle.id}"
 
 
-def save_bundle(bundle: ServingBundle, bundles: Path) -> Path:
-    """Write a bundle; the newest evidence replaces older of the same bundle."""
+def save_bundle(bundle: ServingBundle, bundles: Path, replaces: bool = True) -> None:
+    """Write a bundle.
+
+    replaces: older evidence of the same bundle, as once servers have been tested with this. False: older evidence
+    stays, because servers that run were tested with that.
+    """
     folder = bundles / bundle_name(bundle)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(folder / "bundle.json", bundle.model_dump_json(indent=1))
-    return folder
+    if replaces or not (folder / _FILE).exists():
+        write_atomically(folder / _FILE, bundle.model_dump_json(indent=1))
 
 
 def read_bundle(bundles: Path, name: str) -> ServingBundle:
     """Read a bundle by its folder's name. Raises ValueError, FileNotFoundError."""
-    return read_model(bundles / name / "bundle.json", ServingBundle, PLAN_BYTES)
+    return read_model(bundles / name / _FILE, ServingBundle, PLAN_BYTES)
 
 
 def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:

@@ -42,11 +42,10 @@ from tasks.deployment.servers import (
     READY_SECONDS,
     ServerNotReady,
     device_groups,
-    free_in_groups,
     on_free_gpus,
     wait_until_ready,
 )
-from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
+from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace, forget_measuring, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.taking_down import remove_everything
 from tasks.deployment.targets import ParsedTarget
@@ -228,7 +227,7 @@ class Deploying:
 
         Raises ValueError, OSError.
         """
-        from tasks.deployment.fit import devices_of, memory_of_rank
+        from tasks.deployment.fit import devices_of, free_memory_of_rank, memory_of_rank
 
         wanted, ranks = self.wanted, self.wanted.bundle.layout.ranks
         if wanted.rented is not None:
@@ -237,10 +236,11 @@ class Deploying:
             return memory_of_rank(name, on_one), devices_of(wanted.target)
         place, device = self._place, wanted.target.device
         if wanted.partition is not None:
-            return _memory_of_rank(place, None, ranks), 0
+            return free_memory_of_rank(place, None, ranks), 0
         machines = len(wanted.ssh.hosts) if wanted.ssh is not None and wanted.sharded else 1  # of one server
         servers = _servers_of_a_machine(wanted)
-        return _memory_of_rank(place, device, ranks, machines, servers), 0 if device == "cpu" else place.gpu_count()
+        available = free_memory_of_rank(place, device, ranks, machines, servers)
+        return available, 0 if device == "cpu" else place.gpu_count()
 
     @cached_property
     def _place(self) -> Place:
@@ -249,7 +249,7 @@ class Deploying:
         if wanted.ssh is not None:
             return SshPlace(wanted.ssh, 0, "")
         if wanted.partition is not None:
-            return partition_place(wanted.partition, self._folder, 0.0, self.say)
+            return SlurmPlace(wanted.partition, "deployments", 0.0, self.say)
         return LocalPlace(self._folder, self.store.cache)
 
     def _measured_on(self, target: LocalTarget | SshTarget) -> LocalTarget | SshTarget:
@@ -266,15 +266,16 @@ class Deploying:
         model_bytes = 0 if wanted.rented is None else _model_bytes(Path(model.manifest))
         hosts, rental, price = self._hosts(ledger, expires_at, model_bytes)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
-        partition, measuring = wanted.partition, self._folder / "measuring"
-        # Hosts may have one login for several people, whose deployments of one model have one name.
-        hosts_folder = None if hosts is None else f"deployments/{wanted.name}-{secrets.token_hex(4)}"
+        partition, measuring = wanted.partition, self.store.measuring_folder(wanted.name)
+        # Neither name nor path tells it from others there: people may share a login, and containers have equal paths.
+        remote = hosts is not None or partition is not None
+        hosts_folder = f"deployments/{wanted.name}-{secrets.token_hex(4)}" if remote else None
         if wanted.ssh is not None:
             ledger.write("hosts", hosts=wanted.ssh.model_dump_json(), folder=hosts_folder)
         if hosts is not None:
             stage_on_hosts(hosts, [Path(model.manifest)], self.say)
         elif partition is not None:
-            ledger.write("slurm", partition=partition.model_dump_json())
+            ledger.write("slurm", partition=partition.model_dump_json(), folder=hosts_folder)
             partition = stage_in_partition(partition, model, self.say)
         bundle = make_bundle(
             wanted.bundle, model, partition.target if partition else self._measured_on(hosts or local), measuring,
@@ -283,7 +284,7 @@ class Deploying:
         )  # fmt: skip
         if partition is not None:
             forget_measuring(partition, measuring)
-        save_bundle(bundle, self.store.bundles)
+        save_bundle(bundle, self.store.bundles, False)
         write_atomically(self._folder / "key", self._key + "\n", mode=0o600)
         placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price,
                         sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
@@ -323,6 +324,7 @@ class Deploying:
             timing = timed_answers(deployment.url, self._key, bundle, _TIMED_SECONDS)
         except httpx.HTTPError as error:
             raise ServerNotReady(None, f"a request was not answered: {str(error) or type(error).__name__}") from error
+        save_bundle(bundle, self.store.bundles)
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
         return deployment, timing
 
@@ -366,19 +368,3 @@ def _model_bytes(manifest: Path) -> int:
     from tasks.models.model_cache import load_manifest
 
     return sum(file.size_bytes for file in load_manifest(manifest).files.values())
-
-
-def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1, servers: int = 1) -> int:
-    """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory.
-
-    servers: on the place. Where it has GPUs for several, they get those of which others have least.
-    """
-    if device != "cpu":
-        if machines == 1 and device_groups(place.gpu_count(), ranks) > 1:
-            free = sorted((each for each in free_in_groups(place, ranks) if each is not None), reverse=True)
-            if free:
-                return free[min(servers, len(free)) - 1]
-        gpu = place.gpu_memory_bytes()
-        if gpu is not None:
-            return gpu
-    return place.memory_bytes() * machines // ranks

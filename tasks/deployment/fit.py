@@ -6,6 +6,7 @@ that a target's GPU computes in.
 The key-value cache counts for one sequence of the greatest length: less cannot serve a request.
 """
 
+from math import ceil
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
@@ -13,11 +14,17 @@ from configs.common.printable import plural
 from configs.hardware.catalog import catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.hardware_filter import HardwareFilter, matching
+from configs.plans.model_manifest import ModelManifest
+from configs.serving.deployment import Deployment
 from engine.planner.architecture import Architecture
+from engine.planner.families import read_architecture
 from engine.planner.local import local_machine
 from engine.planner.memory.inference import inference_memory
 from engine.planner.setup import InferenceSetup
-from tasks.deployment.targets import ParsedTarget
+from tasks.deployment.bundles import WantedBundle, served_length
+from tasks.deployment.places import Place
+from tasks.deployment.servers import device_groups, free_in_groups
+from tasks.deployment.targets import ParsedTarget, parse_target
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -85,6 +92,22 @@ def memory_of_rank(name: str, ranks_per_node: int) -> int | None:
     return None if machine.host_memory_bytes is None else machine.host_memory_bytes // ranks_per_node
 
 
+def free_memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1, servers: int = 1) -> int:
+    """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory.
+
+    servers: on the place. Where it has GPUs for several, they get those of which others have least.
+    """
+    if device != "cpu":
+        if machines == 1 and device_groups(place.gpu_count(), ranks) > 1:
+            free = sorted((each for each in free_in_groups(place, ranks) if each is not None), reverse=True)
+            if free:
+                return free[min(servers, len(free)) - 1]
+        gpu = place.gpu_memory_bytes()
+        if gpu is not None:
+            return gpu
+    return place.memory_bytes() * machines // ranks
+
+
 def check_fit(
     architecture: Architecture,
     layout: Layout,
@@ -102,14 +125,55 @@ def check_fit(
     servers: how many of the deployment share the memory that is available.
     """
     need = needed_bytes(architecture, layout, dtype, max_length, cache, name)
+    told, fits = _judged(need, available, where, servers)
+    if not fits:
+        advice = _advice(architecture, dtype, max_length, cache, provider, servers)
+        raise ValueError(f"--target {where}: the model does not fit: {told} as {layout}. {advice}")
+    return told
+
+
+def check_fit_beside(
+    manifest: ModelManifest, bundle: WantedBundle, place: Place, deployment: Deployment, cache: Path
+) -> str:
+    """Return the check in words of servers that are placed beside those that run. Raises ValueError: they do not fit.
+
+    place: the deployment's first machine. What is free there is what the running servers leave.
+    """
+    ranks, sharded = bundle.layout.ranks, any(server.peers for server in deployment.servers)
+    device = parse_target(deployment.target).device
+    machines = deployment.nodes if sharded else 1  # of one server
+    servers = len(deployment.servers)
+    if deployment.partition is not None:
+        servers = 1  # each job has a node
+    elif not sharded:
+        servers = ceil(servers / deployment.nodes)
+    available = free_memory_of_rank(place, device, ranks, machines, servers)
+    if not sharded and device != "cpu":
+        servers = ceil(servers / device_groups(place.gpu_count(), ranks))
+    architecture = read_architecture(manifest.config, manifest.identity)
+    length = served_length(architecture, bundle.max_length)
+    need = needed_bytes(architecture, bundle.layout, bundle.dtype, length, cache, _catalog_name(deployment))
+    told, fits = _judged(need, available, deployment.target, servers)
+    if not fits:
+        raise ValueError(
+            f"{deployment.name}: the model does not fit where its servers run: {told} as {bundle.layout}. Deploy it to "
+            "another target, or take this deployment down first"
+        )
+    return told
+
+
+def _catalog_name(deployment: Deployment) -> str | None:
+    instance = parse_target(deployment.target).instance
+    return None if instance is None else f"{deployment.kind}/{instance}"
+
+
+def _judged(need: int, available: int | None, where: str, servers: int) -> tuple[str, bool]:
+    """Return what a rank needs and has in words, and whether that is enough."""
     if available is None:
-        return f"needs about {need / _GIB:.2f} GiB a rank; the memory of {where} is not known"
+        return f"needs about {need / _GIB:.2f} GiB a rank; the memory of {where} is not known", True
     told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / servers / _GIB:.2f} GiB"
     told += f" for each of {servers} servers" if servers > 1 else ""
-    if need <= _SHARE * available / servers:
-        return told
-    advice = _advice(architecture, dtype, max_length, cache, provider, servers)
-    raise ValueError(f"--target {where}: the model does not fit: {told} as {layout}. {advice}")
+    return told, need <= _SHARE * available / servers
 
 
 def _advice(

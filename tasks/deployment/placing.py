@@ -37,7 +37,7 @@ from tasks.deployment.servers import (
     wait_for_port,
     wait_until_ready,
 )
-from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace, partition_place
+from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
 
@@ -113,6 +113,7 @@ class Placer:
         partition: SlurmPartition | None = None,
         hosts_folder: str | None = None,
     ) -> None:
+        """hosts_folder: of the deployment on its hosts, or below the folder that a partition shares."""
         self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
         self._price, self.sharded = price, sharded
         self.partition, self._hosts_folder = partition, hosts_folder or f"deployments/{name}"
@@ -123,7 +124,7 @@ class Placer:
         """Return a node as a place; a partition is one, whichever nodes its jobs are on."""
         if node not in self._places:
             if self.partition is not None:
-                self._places[node] = partition_place(self.partition, Path(self.here.root), self._expires_at, self._say)
+                self._places[node] = SlurmPlace(self.partition, self._hosts_folder, self._expires_at, self._say)
             elif self.hosts is not None:
                 self._places[node] = SshPlace(self.hosts, node, self._hosts_folder)
             else:

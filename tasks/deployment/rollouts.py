@@ -29,12 +29,14 @@ from tasks.deployment.bundles import (
     save_bundle,
 )
 from tasks.deployment.first_answers import first_answers
+from tasks.deployment.fit import check_fit_beside
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import PlaceError
 from tasks.deployment.placing import FirstAnswerWrong, Placer, number_of, placer_of, stage_on_hosts, url_of
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready, on_free_gpus
 from tasks.deployment.slurm_places import forget_measuring, stage_in_partition
 from tasks.deployment.store import Store
+from tasks.models.model_cache import load_manifest
 from tasks.providers.giving_back import Say
 from tasks.providers.leases import RentalLedger, open_ledger
 
@@ -61,10 +63,17 @@ def replace_bundle(
     deployment = _running(store, name)
     placer = placer_of(store, deployment, say)
     model = resolved_model(wanted.model, store.cache, Path.cwd())
+    nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
+    if not can_be_cut(wanted.layout, nodes):
+        raise ValueError(
+            f"{name}: is one replica with equally many ranks on each of {plural(nodes, 'node')}, got {wanted.layout}"
+        )
+    manifest = load_manifest(Path(model.manifest))
+    fit_text = check_fit_beside(manifest, wanted, placer.place_of(0), deployment, store.cache)
     if placer.hosts is not None:
         stage_on_hosts(placer.hosts, [Path(model.manifest)], say)
     local = LocalTarget(device="cpu" if deployment.target == "local:cpu" else None)
-    folder = store.folder(name) / f"measuring-{int(time.time())}"
+    folder = store.measuring_folder(name)
     if placer.partition is not None:
         placer.partition = stage_in_partition(placer.partition, model, say)
     target: LocalTarget | SshTarget | SlurmTarget
@@ -72,16 +81,13 @@ def replace_bundle(
         target = placer.partition.target
     else:
         target = on_free_gpus(placer.hosts or local, placer.place_of(0), wanted.layout.ranks)
-    nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
-    if not can_be_cut(wanted.layout, nodes):
-        raise ValueError(
-            f"{name}: is one replica with equally many ranks on each of {plural(nodes, 'node')}, got {wanted.layout}"
-        )
-    bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say, nodes=nodes)
+    bundle = make_bundle(wanted, model, target, folder, store.cache, judge, fit_text, say, nodes=nodes)
     if placer.partition is not None:
         forget_measuring(placer.partition, folder)
+    save_bundle(bundle, store.bundles, False)
+    deployment = replace(store, name, bundle, say, watch_seconds, ready_seconds)
     save_bundle(bundle, store.bundles)
-    return replace(store, name, bundle, say, watch_seconds, ready_seconds)
+    return deployment
 
 
 def replace(

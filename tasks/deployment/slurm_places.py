@@ -27,7 +27,7 @@ from slurm.schedulers.commands.partitions import read_cluster
 from slurm.schedulers.commands.pending import field_to_correct, is_ordinary
 from slurm.schedulers.commands.service import end_service, service_job, slurm_node_address, submit_service
 from slurm.schedulers.refusals import Refused, Unavailable
-from slurm.staging.packages import run_digest, run_root, stage_interpreter
+from slurm.staging.packages import run_root, stage_interpreter
 from tasks.campaign.launches.staging import stage_target
 from tasks.deployment.places import LocalPlace, PlaceError
 from tasks.providers.giving_back import Say
@@ -189,11 +189,6 @@ class SlurmPlace:
         return nodes
 
 
-def partition_place(partition: SlurmPartition, deployment: Path, expires_at: float, say: Say) -> SlurmPlace:
-    """Return where a deployment lies in the shared folder, beside those of other users and machines."""
-    return SlurmPlace(partition, f"deployments/{deployment.name}-{run_digest(deployment)}", expires_at, say)
-
-
 def stage_in_partition(partition: SlurmPartition, model: PlannedModel, say: Say) -> SlurmPartition:
     """Bring code and a model to the shared folder; returns the partition with its interpreter. Raises PlaceError."""
     shared = partition.shared()
@@ -206,7 +201,7 @@ def stage_in_partition(partition: SlurmPartition, model: PlannedModel, say: Say)
 
 
 def forget_measuring(partition: SlurmPartition, folder: Path) -> None:
-    """Remove what measuring a deployment's levels left in the shared folder."""
+    """Remove what measuring levels left in the shared folder. folder: of the run, on this machine."""
     shutil.rmtree(run_root(partition.shared(), folder.absolute()), ignore_errors=True)
 
 

@@ -1,12 +1,13 @@
 """Deployments of this user, as files below the data folder.
 
-<data>/deployments/<name>/deployment.json  key  ledger.jsonl  front/  servers/  tunnels/
+<data>/deployments/<name>/deployment.json  key  ledger.jsonl  front/  servers/  tunnels/  measuring-<token>/
 <data>/bundles/<model>-<id>/bundle.json
 
 The ledger has a line before everything that is started, as that of rented nodes has.
 """
 
 import re
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from tasks.deployment.bundles import read_bundle
 from tasks.providers.leases import open_ledger, read_entries
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MEASURING = "measuring-"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,17 @@ class Store:
                 "letter or digit first"
             )
         return self.data / "deployments" / name
+
+    def measuring_folder(self, name: str) -> Path:
+        """Name a new run folder of a deployment, in which a bundle is measured and its evidence stays.
+
+        Its path is another one in each container: clusters and hosts that several share know a run by it.
+        """
+        return self.folder(name) / f"{_MEASURING}{secrets.token_hex(4)}"
+
+    def measuring_folders(self, name: str) -> list[Path]:
+        """Return the run folders in which the bundles of a deployment were measured."""
+        return sorted(self.folder(name).glob(f"{_MEASURING}*"))
 
     def save(self, deployment: Deployment) -> None:
         """Write a deployment."""

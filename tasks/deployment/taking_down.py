@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from configs.common.files.reading import parse_model
 from configs.common.secrets import redacted
 from configs.serving.deployment import Deployment
 from configs.targets.target import SshTarget
 from tasks.deployment.places import LocalPlace, Place, PlaceAway, PlaceError, SshPlace, stop
-from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place
+from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace, forget_measuring
 from tasks.deployment.store import Store
 from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
@@ -62,7 +63,7 @@ def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, p
             left.append(LeftBehind(folder.name, [], [redacted(str(error))]))
     for entry in ledger.entries:
         if entry["event"] == "slurm":
-            problems += _clear_partition(store, name, entry["partition"], say)
+            problems += _clear_partition(store, name, entry, say)
     if not rentals:
         problems += _clear_hosts(store, name, ledger)
     if left:
@@ -120,12 +121,16 @@ def _rentals(store: Store, name: str, ledger: RentalLedger) -> list[str]:
     return found
 
 
-def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[str]:
-    """End the jobs of a deployment in a partition and remove its folders there; returns what went wrong."""
-    partition = parse_model(written.encode(), SlurmPartition, name)
+def _clear_partition(store: Store, name: str, entry: dict[str, Any], say: Say) -> list[str]:
+    """End the jobs of a deployment in a partition and remove its folders there; returns what went wrong.
+
+    entry: of the ledger, with the partition and the deployment's folder there.
+    """
+    partition = parse_model(entry["partition"].encode(), SlurmPartition, name)
     try:
-        forget_measuring(partition, store.folder(name) / "measuring")
-        place = partition_place(partition, store.folder(name), 0.0, say)
+        for measuring in store.measuring_folders(name):
+            forget_measuring(partition, measuring)
+        place = SlurmPlace(partition, entry["folder"], 0.0, say)
         problems = _stopped(place, [str(folder) for folder in Path(place.root).glob("servers/*")])
         if not problems:  # the folders are how what still runs is found
             place.ask("remove", paths=[place.root])

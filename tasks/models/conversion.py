@@ -24,9 +24,14 @@ def run_converter(source: Path, destination: Path) -> list[str]:
     return _run("engine.tools.convert", [str(source), str(destination)])
 
 
+def is_convertible(folder: Path) -> bool:
+    """Return whether a folder has a sentencepiece model and no tokenizer.json."""
+    return not (folder / TOKENIZER).is_file() and any((folder / name).is_file() for name in SENTENCEPIECE)
+
+
 def add_fast_tokenizer(folder: Path) -> list[str]:
     """Add a tokenizer.json where there is a sentencepiece model only. Raises ValueError with the reason."""
-    if (folder / TOKENIZER).is_file() or not any((folder / name).is_file() for name in SENTENCEPIECE):
+    if not is_convertible(folder):
         return []
     return _run("engine.tools.sentencepiece_tokenizer", [str(folder)])
 

@@ -185,8 +185,8 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
             return _http_problem(cause.response.status_code, str(cause.response.headers.get("X-Error-Code")), what)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ValueError(f"{what}: the certificate of {endpoint} is not trusted ({cause}). Check the proxy")
-        if isinstance(cause, ImportError) and "SOCKS" in str(cause):
-            return ValueError(f"{what}: ALL_PROXY or https_proxy names a SOCKS proxy, which needs a package. {_SOCKS}")
+        if (unusable := _proxy_problem(cause)) is not None:
+            return ValueError(f"{what}: ALL_PROXY or https_proxy{unusable}")
     if type(error) is RuntimeError:
         return _storage_problem(str(error), what)
     # httpx or httpx2, by version of the client: its base class is that of every failure of transport.
@@ -204,6 +204,15 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
         )
     if isinstance(error, OSError) and error.errno is None:
         return TransientFetchError(f"{what}: incomplete download ({error}). Try again")
+    return None
+
+
+def _proxy_problem(cause: BaseException) -> str | None:
+    """What the client cannot use of the proxy that the environment names; None for another error."""
+    if isinstance(cause, ImportError) and "SOCKS" in str(cause):
+        return f" names a SOCKS proxy, which needs a package. {_SOCKS}"
+    if isinstance(cause, ValueError) and "proxy URL" in str(cause):  # its password is masked there
+        return f": {cause}. Name a proxy by http:// or socks5://"
     return None
 
 

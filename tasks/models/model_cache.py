@@ -16,16 +16,17 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
 from configs.common.base import SCHEMA_VERSION, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json, read_model, read_text
 from configs.common.system.lock_files import locks_needed, turn_to_change
 from configs.plans.model_manifest import POOLING, WEIGHT_INDEX, ModelFile, ModelManifest
-from tasks.models.conversion import add_fast_tokenizer, run_converter
+from tasks.models.conversion import TOKENIZER, add_fast_tokenizer, is_convertible, run_converter
 from tasks.models.folder import (
     CONFIG,
     FileHashes,
@@ -173,7 +174,7 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
             _convert(snapshot, pickled, place, hashes)
         else:
             _bring(snapshot, folder, hashes)
-        _add_tokenizer(folder, identity)
+        add_tokenizer(folder, identity)
         with content_faults():
             config, names = check_folder(folder, identity)
         files = hashed_files(folder, names, hashes)
@@ -226,15 +227,44 @@ def _convert(snapshot: Snapshot, pickled: list[str], place: Path, hashes: FileHa
     shutil.rmtree(original)
 
 
-def _add_tokenizer(folder: Path, identity: str) -> None:
-    """Make a fast tokenizer of a sentencepiece model; a model that has none can still be run on random tokens."""
+def add_tokenizer(folder: Path, identity: str) -> bool:
+    """Make a fast tokenizer of a sentencepiece model; a model that has none can still be run on random tokens.
+
+    Returns whether one was made.
+    """
     try:
         made = add_fast_tokenizer(folder)
     except ValueError as error:
         _log.warning("%s: no fast tokenizer: %s", identity, error)
-        return
+        return False
     if made:
         _log.warning("%s: tokenizer.json made of its sentencepiece model, and checked against it", identity)
+    return bool(made)
+
+
+def linked_with_tokenizer(folder: Path, names: Iterable[str], identity: str, cache: Path) -> Path:
+    """Return a folder of the cache with links to a user's files and the tokenizer.json made of its sentencepiece model.
+
+    The user's folder, which may be read-only, stays as it is, and is returned where there is nothing to make. identity:
+    of the files, by content and name.
+    """
+    if not is_convertible(folder):
+        return folder
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+    place = manifest_path(identity, cache).with_name(f"files-{key}")
+    if (place / TOKENIZER).is_file():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as made:
+        for name in names:
+            link = Path(made, "files", name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder / name)
+        if not add_tokenizer(Path(made, "files"), str(folder)):
+            return folder
+        with suppress(OSError):  # another process was faster
+            Path(made, "files").rename(place)
+    return place
 
 
 def _cached(identity: str, cache: Path, remove: bool = False) -> ModelManifest | None:

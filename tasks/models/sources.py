@@ -15,12 +15,14 @@ from configs.common.printable import printable
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.study import suggestion
+from tasks.models.conversion import TOKENIZER
 from tasks.models.folder import CONFIG, ModelContentError, check_folder, content_faults, read_config, similar_folder
 from tasks.models.hub import TransientFetchError
 from tasks.models.model_cache import (
     bring_repository,
     file_hashes,
     hashed_files,
+    linked_with_tokenizer,
     manifest_path,
     repository_config,
     save_manifest,
@@ -159,6 +161,10 @@ def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     files = hashed_files(folder, names, hashes)
     hashes.save()
     identity = "folder:" + content_hash({name: file.sha256 for name, file in files.items()})
-    manifest = ModelManifest(identity=identity, source="folder", folder=str(folder), files=files, config=config)
+    used = linked_with_tokenizer(folder, names, identity, cache)
+    if used != folder:  # the tokenizer is made of the files, so that the model is the same
+        files |= hashed_files(used, [TOKENIZER], hashes)
+        hashes.save()
+    manifest = ModelManifest(identity=identity, source="folder", folder=str(used), files=files, config=config)
     save_manifest(manifest, cache)
     return manifest

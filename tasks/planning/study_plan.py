@@ -19,6 +19,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, check_plan_size, read_plan
 from configs.spec.experiments import Correctness
 from configs.spec.study import StudyError, StudySpec
+from configs.targets.target import LocalTarget
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
@@ -48,7 +49,8 @@ def make_plan(
     """Expand a study whose inputs lie in `folder`; find the prices of its targets and what scaling is forecast over.
 
     cache: where the planner finds what it knows of this machine; without it no layouts are ranked. before: the plan of
-    an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
+    an earlier run in the same folder, whose ranking of layouts stays, and the prices of targets that are gone.
+    machine_of: where cells would run, if not here.
     """
 
     @functools.cache  # each cell of a sweep asks for it, and a file may have a hundred megabytes
@@ -72,17 +74,29 @@ def make_plan(
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     listed = None if cache is None else listed_offers(cache)
-    plan = plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed)})
+    plan = plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed, before)})
     check_plan_size(plan)
     return plan
 
 
 def prices_of(
-    study: StudySpec, inputs: dict[str, str], folder: Path, listed: Sequence[Offer] | None
+    study: StudySpec,
+    inputs: dict[str, str],
+    folder: Path,
+    listed: Sequence[Offer] | None,
+    before: Plan | None = None,
 ) -> dict[str, TargetPrices]:
-    """Return the prices of a study's targets: its own, those of its price file, those listed (None: as shipped)."""
+    """Return the prices of a study's targets: its own, those of its price file, those listed (None: as shipped).
+
+    before: the plan of an earlier run in the same folder. Targets that it had and the study has no more keep their
+    price, unless the price file names them.
+    """
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
-    return {target.name: target_prices(target, own, listed) for target in study.targets}
+    found = {} if before is None else dict(before.prices)
+    for name in found:
+        stated = target_prices(LocalTarget(name=name), own, ())
+        found[name] = stated if stated.price is not None else found[name]
+    return found | {target.name: target_prices(target, own, listed) for target in study.targets}
 
 
 def make_sound_plan(

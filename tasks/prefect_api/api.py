@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from configs.common.secrets import redacted
+from tasks.prefect_api.direct import ask_loopback_directly
 from tasks.prefect_api.stages import run_logger
 
 NEEDED_SECONDS = 60.0
@@ -26,6 +27,8 @@ NEEDED_SECONDS = 60.0
 taken 20 s for one."""
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+
+ask_loopback_directly()
 
 
 @contextmanager

@@ -6,6 +6,18 @@ from tasks.providers.rental import Provider
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 BILLED_WHEN_OFF: tuple[Cloud, ...] = ("azure",)
 """There a machine that has powered itself off costs money until somebody deletes it."""
+_MAX_RUN_SECONDS = 120 * 24 * 3600
+
+
+def longest_lease_seconds(cloud: Cloud, hours: float) -> int | None:
+    """Return how long nodes of a lease of so many hours live at most, however it is extended; None: without bound.
+
+    Google fixes the end of a machine when it is made: twice the lease, at least an hour more, so that there is room to
+    extend, and 120 days at most (https://cloud.google.com/compute/docs/instances/limit-vm-runtime).
+    """
+    if cloud != "gcp":
+        return None
+    return min(int(3600 * max(2 * hours, hours + 1)), _MAX_RUN_SECONDS)
 
 
 def provider_named(name: Cloud) -> Provider:

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from configs.common.files.reading import reason_of
+from configs.common.printable import duration_text
 from configs.common.secrets import redacted
 from tasks.providers.leases import (
     SETTLED_SECONDS,
@@ -164,18 +166,31 @@ def regions_of(ledger: RentalLedger, cloud: str) -> list[str]:
 
 @dataclass
 class ReapResult:
-    """What `remove_expired` found: to be removed, kept with the reason, removed, and what it could not do."""
+    """What `remove_expired` found: to be removed, kept with the reason, removed, and what it could not do.
+
+    regions: how many of each provider have answered.
+    """
 
     doomed: list[tuple[Resource, str]] = field(default_factory=list)
     kept: list[tuple[Resource, str]] = field(default_factory=list)
     removed: list[Resource] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    regions: dict[str, int] = field(default_factory=dict)
 
 
-def find_everything(providers: Iterable[Provider]) -> tuple[list[Resource], list[str]]:
-    """List all resources with our tags in all regions; also what could not be asked."""
+class Search(NamedTuple):
+    """What has our tags, what could not be asked, and how many regions of each provider have answered."""
+
+    found: list[Resource]
+    problems: list[str]
+    regions: dict[str, int]
+
+
+def find_everything(providers: Iterable[Provider]) -> Search:
+    """List all resources with our tags in all regions."""
     found: list[Resource] = []
     problems: list[str] = []
+    answered: dict[str, int] = {}
 
     def ask(provider: Provider, region: str) -> list[Resource] | str:
         try:
@@ -190,20 +205,22 @@ def find_everything(providers: Iterable[Provider]) -> tuple[list[Resource], list
             except ProviderError as error:
                 problems.append(f"{provider.name}: {redacted(str(error))}")
                 continue
+            answered[provider.name] = 0
             for answer in pool.map(lambda region, provider=provider: ask(provider, region), regions):
                 if isinstance(answer, str):
                     problems.append(answer)
                 else:
                     found += answer
-    return found, problems
+                    answered[provider.name] += 1
+    return Search(found, problems, answered)
 
 
 def remove_expired(
     providers: Sequence[Provider], rented: Path, everything: bool, dry_run: bool, say: Say, patience: Teardown
 ) -> ReapResult:
     """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
-    found, problems = find_everything(providers)
-    sweep = ReapResult(problems=problems)
+    found, problems, regions = find_everything(providers)
+    sweep = ReapResult(problems=problems, regions=regions)
     unread: dict[str, None] = {}
     for resource in _with_last_ends(found):
         try:
@@ -291,7 +308,7 @@ def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -
     # Tags may keep an old end, where the nodes were told a later one and the cloud did not answer.
     lives = ours and (known_end(folder) or 0.0) > now
     if resource.expires_at is not None and resource.expires_at <= now and not lives:
-        return f"expired {int(now - resource.expires_at)} s ago"
+        return f"expired {duration_text(now - resource.expires_at)} ago"
     if ours and is_dead(folder):
         return "its run has ended"
     return "--all" if everything else None
@@ -308,4 +325,4 @@ def _is_of(resource: Resource, folder: Path) -> bool:
 def _why_kept(resource: Resource) -> str:
     if resource.expires_at is None:
         return "no expiry in its tags; --all removes it"
-    return f"expires in {max(0, int(resource.expires_at - time.time()))} s"
+    return f"expires in {duration_text(max(0.0, resource.expires_at - time.time()))}"

@@ -56,6 +56,7 @@ class RentalRequest(Frozen):
     nodes: PositiveInt = 1
     regions: tuple[str, ...] = Field(min_length=1)
     zones: tuple[str, ...] = Field((), description="tried in this order; none: all that offer the instance")
+    cheapest_first: bool = Field(False, description="ask regions by price, those of unknown price last, not in order")
     market: MarketName = "on_demand"
     fall_back: MarketName | None = None
     image: str | None = Field(None, description="id or name; none: the vendor's deep learning image")

@@ -22,7 +22,7 @@ from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import prolong
 from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
-from tasks.providers.ladder import RentalOffer, is_excluded, ladder, node_price
+from tasks.providers.ladder import RentalOffer, is_excluded, ladder, node_price, spot_source
 from tasks.providers.leases import (
     RentalLedger,
     is_over,
@@ -109,7 +109,7 @@ def plan_rental(
     if not rungs:
         raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
     on_demand = {region: node_price(request, region, "on_demand", listed) for region in request.regions}
-    return RentalOffer(rungs, refused, on_demand)
+    return RentalOffer(rungs, refused, on_demand, spot_source(request, rungs[0], listed))
 
 
 def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> None:

@@ -78,6 +78,7 @@ def request_of(target: RentedTarget) -> RentalRequest:
         nodes=target.nodes,
         regions=tuple(target.regions),
         zones=tuple(target.zones),
+        cheapest_first=target.cheapest_first,
         market=target.market,
         fall_back=target.fall_back,
         image=target.image,

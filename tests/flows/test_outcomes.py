@@ -21,7 +21,7 @@ from flows import cluster_launches
 from flows.cli.live import summary_line
 from flows.cli.results.inspect import status_rows
 from flows.cluster_launches import SubmissionQueue
-from flows.outcomes import account, give_up, resolve_retries, row_of
+from flows.outcomes import account, give_up, resolve_retries, row_of, speed_of
 from slurm.schedulers.waiting import note_waiting, read_waiting
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import read_ledger
@@ -32,6 +32,7 @@ from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
 from tasks.prefect_api.stages import stage
 from tasks.submit import Refusal
+from tests.support.run_folders import report_runs
 
 LIMIT = Refusal("sbatch: QOSMaxSubmitJobPerUserLimit", final=False, limited=True)
 DENIED = Refusal("target.nodes 2 of c: sbatch: QOSMaxNodePerJobLimit", final=True)
@@ -224,3 +225,18 @@ def test_a_launch_that_an_interrupt_ended_is_not_said_to_continue(status: Status
     row = ProgressRow("noop", 1, 1, 1)
     account(RunProgress(), row, Collected(unreached=[measurement], end=end))
     assert (row.state, row.note) == (state, note)
+
+
+def test_a_launch_that_ended_says_how_fast_its_cells_were(tmp_path: Path) -> None:
+    fast, slow = report_runs.generate(batch_size=8), report_runs.generate(batch_size=4)
+    run = report_runs.write_plan(tmp_path, report_runs.plan_of([fast, slow], []))
+    for cell, seconds in ((fast, 0.5), (slow, 2.0)):  # 8 prompts of 5 tokens
+        report_runs.write_measurements(run, cell, [seconds, 2 * seconds], peak_mib=1)
+    report_runs.write_record(run, slow, repeat=2, status=Status.OUT_OF_MEMORY)
+    found = {place: entry.record for place, (entry,) in read_ledger(run).entries.items()}
+    assert len(found) == 7
+    assert speed_of(run, [*found.values()]) == "10 to 80 tokens/s"
+    assert speed_of(run, [found[fast.key, "timed", 1]]) == "40 tokens/s"
+    assert speed_of(run, [found[fast.key, "memory", 0], found[slow.key, "timed", 2]]) == ""
+    run.record(fast.key, "timed", 1, 1).with_suffix(".npz").write_bytes(b"damaged")
+    assert speed_of(run, [found[fast.key, "timed", repeat] for repeat in (0, 1)]) == "80 tokens/s"

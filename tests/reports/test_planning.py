@@ -212,6 +212,13 @@ def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
     assert "## Layouts" in text and "plots/layouts-tiny.png" in text
 
 
+def test_the_best_layout_names_those_that_are_as_good(tmp_path: Path) -> None:
+    run, plan = layout_run(tmp_path, rates=(300, 300, 100), ranked=(400, 350, 120))
+    sentence = layouts_sentence(layout_ranking(load_run(run), plan.experiments[0]))
+    assert sentence.startswith("The best measured layout, dp=4, gives 300 tokens/s (")
+    assert ", not told apart from dp=2. It was number 2 of 4 in the prediction" in sentence
+
+
 @pytest.mark.parametrize(("slower", "told"), [(12, False), (13, True)])
 def test_of_many_layouts_the_figure_says_which_it_shows(tmp_path: Path, slower: int, told: bool) -> None:
     run, _ = layout_run(tmp_path, rates=(250, 300, 100), ranked=(400, 350, 120), slower=slower)

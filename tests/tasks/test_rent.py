@@ -183,3 +183,15 @@ def test_a_run_folder_that_takes_no_more_does_not_hide_why_the_block_ended(tmp_p
     with pytest.raises(NodesLeft, match="no capacity"), block(tmp_path, *nodes):
         raise ValueError("no capacity")
     assert [each.given_back for each in nodes] == [1, 1]
+
+
+def test_what_a_target_rented_is_kept_when_the_study_has_it_no_more(tmp_path: Path) -> None:
+    """The file of the run's rentals had those of the study as it is alone, and the report lost the rest."""
+    run = RunPaths(tmp_path)
+    former = StudyRental(target="l4", provider="gcp", instance="g2-standard-4", nodes=1, name="old")
+    before = StudyRental(target="g5", provider="aws", instance="g5.xlarge", nodes=4, name="r")
+    run.rentals.write_text(Rentals(rentals=(former, before)).model_dump_json())
+    with pytest.raises(ValueError, match=r"^ended$"), giving_back(RentalGroup({"g5": Nodes()}), run, RunProgress()):
+        raise ValueError("ended")
+    kept = Rentals.model_validate_json(run.rentals.read_bytes()).rentals
+    assert [(rental.target, rental.nodes) for rental in kept] == [("l4", 1), ("g5", 1)]

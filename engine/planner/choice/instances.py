@@ -318,7 +318,7 @@ def _speed(option: InstanceOption) -> float:
 
 
 def _lacking(option: InstanceOption) -> float:
-    """Return the missing bytes of memory."""
+    """Return the needed memory as a share of the device's: above 1 some is missing."""
     if option.candidate is None:
         return float("inf")
     return option.candidate.memory.total / option.machine.accelerator.memory_bytes

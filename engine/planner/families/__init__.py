@@ -50,6 +50,8 @@ READERS: dict[str, Callable[[Fields], Architecture]] = {
 
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 """Keys for weights of fewer bits: transformers', that of compressed-tensors before version 0.5, and MLX's."""
+_ANYWHERE = ("per_layer_config", "pruned_heads")
+"""Keys that give any family's layers other sizes."""
 _MOST_EXPERTS = 200_000
 """Of all layers: eight times as many as any known model has. Each has an entry in a plan, which a damaged file could
 make fill the memory.
@@ -73,7 +75,9 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
                 f"config.json: {key} ({brief(method)}) is not known to the planner; "
                 "give the unquantised checkpoint, or a copy of the file without this key to plan it in 16 bits"
             )
-    architecture = READERS[kind](Fields(config, name or kind))
+    fields = Fields(config, name or kind)
+    fields.refuse(*_ANYWHERE)
+    architecture = READERS[kind](fields)
     _check(config, architecture)
     return architecture
 

@@ -30,21 +30,30 @@ def read_deepseek(fields: Fields) -> Architecture:
     )
     said = fields.optional("first_k_dense_replace", smallest=0)
     dense = min(layers, dense_by_default if said is None else said)
-    experts, used = fields.number("n_routed_experts"), fields.number("num_experts_per_tok")
+    experts = fields.number("n_routed_experts", "num_experts" if stem == "DeepseekV2" else "num_local_experts")
+    used = fields.number("num_experts_per_tok")
     expert_inner = fields.number("moe_intermediate_size")
-    shared = fields.number("n_shared_experts", default=shared_by_default)
+    told = "n_shared_experts" in fields.config
+    shared = fields.optional("n_shared_experts", smallest=0) if told else shared_by_default
+    if fields.number("moe_layer_freq", default=1) != 1:
+        fields.refuse("moe_layer_freq")
     tied = fields.flag("tie_word_embeddings", False)
+    bias = stem == "DeepseekV2" and fields.flag("mlp_bias", False)  # not of the routed experts
     counted, head = text_head(fields, decoder_classes(stem), hidden, vocabulary, tied=tied)
     sparse = layers - dense
+
+    def _shared_experts(width: int) -> WeightTuple:
+        return feed_forward(hidden, width, sparse, gated=True, bias=bias, prefix="shared_")
+
     with_experts = (
         *linear("mlp.router", experts, hidden, sparse),
         *feed_forward(hidden, expert_inner, sparse * experts, gated=True, prefix="expert_", share=used / experts),
-        *feed_forward(hidden, shared * expert_inner, sparse, gated=True, prefix="shared_"),
+        *(_shared_experts(shared * expert_inner) if shared else ()),
     )
     weights = (
         *table("embedding", vocabulary, hidden, split=True),
         *_latent_attention(fields, hidden, heads, layers),
-        *(feed_forward(hidden, inner, dense, gated=True) if dense else ()),
+        *(feed_forward(hidden, inner, dense, gated=True, bias=bias) if dense else ()),
         *(with_experts if sparse else ()),
         *norm("norm", hidden, 2 * layers, bias=False),
         *norm("final_norm", hidden, 1, bias=False, block=False),

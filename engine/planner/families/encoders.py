@@ -99,6 +99,7 @@ def _named_sizes(
     pooler: bool = True,
     dense_classifier: bool = False,
 ) -> _Encoder:
+    fields.refuse("add_cross_attention")
     kind = fields.word("position_embedding_type", "absolute")
     if kind not in _POSITIONS:
         raise ValueError(

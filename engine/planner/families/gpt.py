@@ -3,7 +3,7 @@
 GPT-2, GPT-Neo, GPT-NeoX, GPT-J, OPT, BLOOM, MPT, Falcon, Phi. They differ in biases, norms and positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.planner.architecture import Architecture
@@ -29,14 +29,16 @@ class _Sizes:
     kv_heads: int
     vocabulary: int
     max_positions: int
+    own_head_dim: int | None = None
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.own_head_dim or self.hidden // self.heads
 
 
 def read_gpt2(fields: Fields) -> Architecture:
     """Read GPT-2 (and DialoGPT): learned positions, a tied head."""
+    fields.refuse("add_cross_attention")
     sizes = _gpt_sizes(fields, default_positions=1024)
     tied = fields.flag("tie_word_embeddings", True)
     classes = ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification")
@@ -106,13 +108,14 @@ def read_gpt_neox(fields: Fields) -> Architecture:
 def read_phi(fields: Fields) -> Architecture:
     """Read Phi-1, 1.5, 2: rotary positions, one norm a block, biases everywhere, including the head."""
     sizes = _hidden_sizes(fields, fields.number("intermediate_size", default=8192), grouped=True)
+    sizes = replace(sizes, own_head_dim=fields.optional("head_dim"))
     tied = fields.flag("tie_word_embeddings", False)
     counted, head = text_head(fields, decoder_classes("Phi"), sizes.hidden, sizes.vocabulary, tied=tied, bias=True)
     query_key_norm = fields.flag("qk_layernorm", False)
     weights = (
         *_embedding(sizes),
         *_blocks(sizes, norms=1),
-        *(norm("attention.query_key_norm", sizes.head_dim, 2 * sizes.layers) if query_key_norm else ()),
+        *(norm("attention.query_key_norm", sizes.hidden // sizes.heads, 2 * sizes.layers) if query_key_norm else ()),
         *head,
     )
     return _architecture(fields, sizes, weights, tied, fields.word("hidden_act", "gelu_new"), counted)
@@ -154,7 +157,8 @@ def read_bloom(fields: Fields) -> Architecture:
 
 def read_mpt(fields: Fields) -> Architecture:
     """Read MPT: as on the hub (ALiBi, no biases), or as llm-foundry trains it without ALiBi: learned positions."""
-    hidden, layers, heads = (fields.number(key) for key in ("d_model", "n_layers", "n_heads"))
+    names = (("d_model", "hidden_size"), ("n_layers", "num_hidden_layers"), ("n_heads", "num_attention_heads"))
+    hidden, layers, heads = (fields.number(*keys) for keys in names)
     inner, positions = fields.number("expansion_ratio", default=4) * hidden, fields.number("max_seq_len", default=2048)
     attends = fields.inner("attn_config")
     default = 1 if attends.get("attn_type") == "multiquery_attention" else heads

@@ -1,7 +1,7 @@
 """Decoders of the Llama kind: RMSNorm, rotary positions, gated feed-forward; and those with experts.
 
-Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), gpt-oss, Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. They
-differ in biases, norms and windows: a row of `VARIANTS`.
+Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), gpt-oss, Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4,
+Granite, OLMo 2, SmolLM3, GLM-4 (0414). They differ in biases, norms and windows: a row of `VARIANTS`.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,19 @@ def _every_layer_if_used(fields: Fields, layers: int) -> list[bool]:
     return [fields.flag("use_sliding_window", False)] * layers
 
 
+def _without_rotation_if_used(fields: Fields, layers: int) -> list[bool]:
+    """SmolLM3 slides where it does not rotate."""
+    interval, told = fields.number("no_rope_layer_interval", default=4), fields.entries("no_rope_layers")
+    rotated = told or [(layer + 1) % interval != 0 for layer in range(layers)]
+    return [not flag for flag in rotated]
+
+
 @dataclass(frozen=True)
 class _Variant:
     """Properties of one family. Defaults are those of transformers' configuration classes.
 
-    qkv_bias: of queries, keys and values only; None: `attention_bias` decides, for the output too.
+    qkv_bias: of queries, keys and values only; None: `attention_bias` decides, for the output too unless output_bias is
+    False.
     slides: layers with a sliding window, if the configuration has no `layer_types`.
     window: default window in tokens; null in the configuration means no window.
     """
@@ -60,9 +68,12 @@ class _Variant:
     activation: str = "silu"
     tied: bool = False
     qkv_bias: bool | None = None
+    attention_bias: bool = False  # default of that key
+    output_bias: bool = True
     mlp_bias: bool = False  # whether there is a key `mlp_bias`
     block_norms: int = 2
-    query_key_norms: bool = False
+    query_key_norms: bool = False  # of each head
+    whole_query_key_norms: bool = False  # of all heads together
     sinks: bool = False  # a learned logit for each head, beside the scores
     kv_heads: int | None = None  # None: as many as query heads
     head_dim: int | None = None  # None: hidden / heads
@@ -96,6 +107,7 @@ VARIANTS = {
         kv_heads=8,
         head_dim=64,
         positions=131072,
+        attention_bias=True,
         mlp_bias=True,
         sinks=True,
         slides=_every_second_layer,
@@ -128,6 +140,14 @@ VARIANTS = {
         classes=("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
     ),
     "phi3": _Variant("Phi3", qkv_bias=False, positions=4096, slides=_every_layer),
+    "granite": _Variant("Granite", mlp_bias=True, classes=("GraniteForCausalLM", "GraniteModel", "GraniteModel")),
+    "olmo2": _Variant("Olmo2", whole_query_key_norms=True),
+    "smollm3": _Variant(
+        "SmolLM3", tied=True, mlp_bias=True, kv_heads=4, positions=32768, slides=_without_rotation_if_used
+    ),
+    "glm4": _Variant(
+        "Glm4", attention_bias=True, output_bias=False, block_norms=4, kv_heads=2, head_dim=128, positions=131072
+    ),
 }
 
 
@@ -141,14 +161,14 @@ def read_llama_like(fields: Fields) -> Architecture:
     usual_dim = None if "head_dim" in fields.config else variant.head_dim
     head_dim = fields.number("head_dim", default=usual_dim or hidden // heads)
     tied = fields.flag("tie_word_embeddings", variant.tied)
-    bias = fields.flag("attention_bias", variant.sinks) if variant.qkv_bias is None else variant.qkv_bias
-    output_bias = bias if variant.qkv_bias is None else False
+    bias = fields.flag("attention_bias", variant.attention_bias) if variant.qkv_bias is None else variant.qkv_bias
+    output_bias = bias and variant.output_bias if variant.qkv_bias is None else False
     counted, head = text_head(fields, variant.classes or decoder_classes(variant.stem), hidden, vocabulary, tied=tied)
     experts, used = _experts(fields, variant)
     weights = (
         *table("embedding", vocabulary, hidden, split=True),
         *attention(hidden, heads, head_dim, layers, kv_heads=kv_heads, bias=bias, output_bias=output_bias),
-        *(norm("attention.query_key_norm", head_dim, 2 * layers, bias=False) if variant.query_key_norms else ()),
+        *_query_key_norms(variant, heads, kv_heads, head_dim, layers),
         *((Weight("attention.sinks", (heads,), layers, "vector", 0),) if variant.sinks else ()),
         *_feed_forward(fields, variant, hidden, inner, layers),
         *norm("norm", hidden, variant.block_norms * layers, bias=False),
@@ -173,6 +193,15 @@ def read_llama_like(fields: Fields) -> Architecture:
         experts_per_token=used,
         counted=counted,
     )
+
+
+def _query_key_norms(variant: _Variant, heads: int, kv_heads: int, head_dim: int, layers: int) -> WeightTuple:
+    if variant.whole_query_key_norms:
+        return (
+            *norm("attention.query_norm", heads * head_dim, layers, bias=False),
+            *norm("attention.key_norm", kv_heads * head_dim, layers, bias=False),
+        )
+    return norm("attention.query_key_norm", head_dim, 2 * layers, bias=False) if variant.query_key_norms else ()
 
 
 def _default_kv_heads(fields: Fields, variant: _Variant, heads: int) -> int:
@@ -208,12 +237,15 @@ def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, la
     )
 
 
+_IF_USED = (_upper_layers, _every_layer_if_used, _without_rotation_if_used)
+
+
 def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None, ...]:
     """Return the attention window of each layer in tokens; empty if all layers are unlimited."""
     if variant.slides is None:
         return ()
     window = fields.optional("sliding_window") if "sliding_window" in fields.config else variant.window
-    if variant.slides in (_upper_layers, _every_layer_if_used) and not fields.flag("use_sliding_window", False):
+    if variant.slides in _IF_USED and not fields.flag("use_sliding_window", False):
         window = None  # whatever layer_types says
     types = fields.entries("layer_types")
     if not types:

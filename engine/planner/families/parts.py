@@ -29,8 +29,17 @@ class Fields:
         self.model_type = printable(str(config.get("model_type")), 100)
 
     def get(self, *keys: str) -> Any:
-        """Return the value of the first of `keys` that is present and not null."""
-        return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
+        """Return the value of `keys`, names of one thing, that is present and not null.
+
+        Raises ValueError where two of them differ: one of them is not what transformers builds.
+        """
+        given = [key for key in keys if self.config.get(key) is not None]
+        for key in given[1:]:
+            if self.config[key] != self.config[given[0]]:
+                raise self._wrong(
+                    key, f"is {brief(self.config[key])}, but {given[0]} is {brief(self.config[given[0]])}"
+                )
+        return self.config[given[0]] if given else None
 
     def number(self, *keys: str, default: int | None = None) -> int:
         """Return a positive whole number. Raises ValueError naming the key."""
@@ -76,6 +85,14 @@ class Fields:
             raise self._wrong(key, f"is {brief(value)}; an object is needed")
         return Fields(value or {}, self.name)
 
+    def refuse(self, *keys: str) -> None:
+        """Raise ValueError naming the first of the keys that is set: it adds weights that are not known here."""
+        for key in keys:
+            if self.config.get(key):
+                raise self._wrong(
+                    key, f"is {brief(self.config[key])}, which is not known to the planner; use a model without it"
+                )
+
     def _wrong(self, key: str, what: str) -> ValueError:
         return ValueError(f"{self.name}: config.json: {key} {what}")
 
@@ -95,9 +112,8 @@ class Fields:
 
     @property
     def labels(self) -> int:
-        """Number of classes of a classifier; transformers' default is two."""
-        labels = self.inner("id2label").config
-        return len(labels) if labels else self.number("num_labels", default=2)
+        """Number of classes of a classifier; transformers' default is two, and num_labels counts before the names."""
+        return self.number("num_labels", default=len(self.inner("id2label").config) or 2)
 
     def one_of(self, known: Sequence[str]) -> str:
         """Return the class named in the configuration's `architectures`, else the first of `known`."""

@@ -4,6 +4,8 @@ A decoder's block has a second attention, whose keys and values are made of the 
 the source's tokens (`Weight.stream`).
 """
 
+from dataclasses import replace
+
 from engine.planner.architecture import Architecture, TokenStream, Weight
 from engine.planner.families.parts import (
     Fields,
@@ -23,8 +25,8 @@ def read_t5(fields: Fields) -> Architecture:
     transformers 5 ties the head of every T5 that it builds from a configuration; a loaded T5 keeps its own.
     """
     stem = {"t5": "T5", "mt5": "MT5"}[fields.model_type]
-    hidden, heads = fields.number("d_model"), fields.number("num_heads")
-    head_dim = fields.number("d_kv", default=hidden // heads if "d_kv" in fields.config else 64)
+    hidden, heads = fields.number("d_model", "hidden_size"), fields.number("num_heads", "num_attention_heads")
+    head_dim = fields.number("d_kv", "head_dim", default=hidden // heads if "d_kv" in fields.config else 64)
     inner, vocabulary = fields.number("d_ff"), fields.number("vocab_size")
     encoder = fields.number("num_layers", "num_hidden_layers")
     decoder = fields.number("num_decoder_layers", default=encoder)
@@ -42,7 +44,7 @@ def read_t5(fields: Fields) -> Architecture:
         return (
             Weight(f"{name}.bias", (buckets, heads), 1, "embedding", 1, heads, block=False),
             *attention(hidden, heads, head_dim, layers, stream=stream),
-            *feed_forward(hidden, inner, layers, gated=gated, stream=stream),
+            *map(_wide_down, feed_forward(hidden, inner, layers, gated=gated, stream=stream)),
             *norm("norm", hidden, 2 * layers, bias=False),
             *norm(f"{name}.final_norm", hidden, 1, bias=False, block=False),
         )
@@ -82,12 +84,17 @@ def read_t5(fields: Fields) -> Architecture:
 
 
 def read_bart(fields: Fields) -> Architecture:
-    """Read BART: learned positions with two extra rows, on both sides; a tied head."""
+    """Read BART: learned positions with two extra rows, on both sides; a tied head.
+
+    `tie_word_embeddings: false` unties the tables of both stacks too; transformers 5 keeps the shared one, unused.
+    """
     hidden, vocabulary = fields.number("d_model", "hidden_size"), fields.number("vocab_size")
     positions = fields.number("max_position_embeddings", default=1024)
     tied = fields.flag("tie_word_embeddings", True)
     counted = fields.one_of(("BartForConditionalGeneration", "BartModel"))
+    stacks: tuple[str, ...] = () if tied else ("encoder", "decoder")
     edges: WeightTuple = (
+        *(each for stack in stacks for each in table(f"{stack}.embedding", vocabulary, hidden)),
         *table("encoder.positions", positions + 2, hidden),
         *table("positions", positions + 2, hidden),
         *norm("embedding.norm", hidden, 2, block=False),
@@ -124,8 +131,9 @@ def _both(
     key_bias: bool,
 ) -> Architecture:
     """Return BART's encoder and decoder. edges: weights outside of the blocks."""
-    encoder, decoder = fields.number("encoder_layers"), fields.number("decoder_layers")
-    heads, decoder_heads = fields.number("encoder_attention_heads"), fields.number("decoder_attention_heads")
+    encoder, decoder = fields.number("encoder_layers", "num_hidden_layers"), fields.number("decoder_layers")
+    heads = fields.number("encoder_attention_heads", "num_attention_heads")
+    decoder_heads = fields.number("decoder_attention_heads")
     inner, decoder_inner = fields.number("encoder_ffn_dim"), fields.number("decoder_ffn_dim")
 
     def attend(heads: int, layers: int, stream: TokenStream, prefix: str = "") -> WeightTuple:
@@ -168,6 +176,11 @@ def _both(
         max_positions=positions,
         counted=counted,
     )
+
+
+def _wide_down(weight: Weight) -> Weight:
+    """T5's second product has weights in float32 in a model of float16 (`_keep_in_fp32_modules` of transformers)."""
+    return replace(weight, wide=True) if weight.name == "mlp.down" else weight
 
 
 def _values_only(weight: Weight) -> Weight:

@@ -12,6 +12,7 @@ def read_vit(fields: Fields) -> Architecture:
     )
     patch, image = fields.pair("patch_size", default=16), fields.pair("image_size", default=224)
     channels = fields.number("num_channels", default=3)
+    head_dim = fields.number("head_dim", default=hidden // heads)
     patches = (image[0] // patch[0]) * (image[1] // patch[1])
     tokens = patches + learned
     counted = fields.one_of(
@@ -30,7 +31,7 @@ def read_vit(fields: Fields) -> Architecture:
         Weight("learned_tokens", (hidden,), learned, "vector", block=False),
         *table("positions", tokens, hidden),
         *attention(
-            hidden, heads, hidden // heads, layers, bias=fields.flag("qkv_bias", True), output_bias=True
+            hidden, heads, head_dim, layers, bias=fields.flag("qkv_bias", True), output_bias=True
         ),
         *feed_forward(hidden, inner, layers, bias=True),
         *norm("norm", hidden, 2 * layers),
@@ -47,7 +48,7 @@ def read_vit(fields: Fields) -> Architecture:
         feed_forward=inner,
         heads=heads,
         kv_heads=heads,
-        head_dim=hidden // heads,
+        head_dim=head_dim,
         vocabulary=0,
         positions=tokens,
         gated=False,

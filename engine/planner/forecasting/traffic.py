@@ -9,13 +9,10 @@ from dataclasses import replace
 
 from configs.hardware.hardware import Machine
 from engine.planner.timing.collectives import ring
-from engine.planner.timing.traffic import Transfer
+from engine.planner.timing.traffic import DDP_BUCKET_BYTES, Transfer
 
 Traffic = Callable[[int], Sequence[Transfer]]
 """Ranks -> transfers of one step."""
-
-BUCKET_BYTES = 25e6
-"""DistributedDataParallel's bucket_cap_mb."""
 
 
 def ddp_traffic(parameters: float) -> Traffic:
@@ -24,7 +21,7 @@ def ddp_traffic(parameters: float) -> Traffic:
     None without parameters.
     """
     gradients = 4.0 * parameters
-    buckets = max(1, round(gradients / BUCKET_BYTES))
+    buckets = max(1, round(gradients / DDP_BUCKET_BYTES))
 
     def traffic(ranks: int) -> Sequence[Transfer]:
         if ranks == 1 or not parameters:

@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture, Weight
-from engine.planner.flops import attention_pairs, recomputed_share
+from engine.planner.flops import FUSED_BACKWARD, attention_pairs, recomputed_share
 from engine.planner.memory.stored import activated_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import DeviceConstants, attention_flops, product_flops
 
 _TILE = 128  # rows and columns of scores that fused attention computes at once; tiles on the diagonal are whole
-_FUSED_BACKWARD = 2.5  # five products where the forward has two: the scores are computed again (arXiv 2205.14135)
 _EAGER_SCORE_BYTES = 20  # scores written, scaled and masked, normalised in float32, read for the second product
 # Of a float32 parameter: 7 accesses of an AdamW in one kernel or 20 of torch's foreach AdamW, and 3 of clipping.
 _ADAMW_BYTES, _FOREACH_ADAMW_BYTES = 40, 92
@@ -173,7 +172,7 @@ def _attention(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     shallow = (1 + constants.head_depth / dim) / (1 + constants.head_depth / 128)
     least = architecture.layers * device.kernel_seconds
     forward = max(4 * dim * scores / attention_flops(device, number, constants) * shallow, least)
-    return Seconds(forward, _FUSED_BACKWARD * forward)
+    return Seconds(forward, FUSED_BACKWARD * forward)
 
 
 def _pairs(architecture: Architecture, length: int, *, fused: bool) -> float:

@@ -18,13 +18,13 @@ from math import log2
 
 from configs.hardware.hardware import Accelerator, NumberFormat, OperatorRates
 from engine.planner.architecture import Architecture
+from engine.planner.flops import FUSED_BACKWARD, model_flops
 from engine.planner.results import GenerationTime, StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
 from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds, point_to_point_seconds, ring
 from engine.planner.timing.waiting import handling_seconds, waits_of
 
 _BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
-_ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
 _SHARED_CACHE = 8
 _WORD_BYTES = 8  # the number of a word, and as much for its logit
 _REFERENCE_ROWS = 256
@@ -92,12 +92,9 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
     attention /= rates.attention_flops[number]
     loss = rows * architecture.vocabulary * rates.logit_seconds
     again = _again(setup, products / 3, elements / 3, attention)
-    micro_batch = products + elements + (1 + _ATTENTION_BACKWARD) * attention + loss + again
+    micro_batch = products + elements + (1 + FUSED_BACKWARD) * attention + loss + again
     waits = waits_of(setup, backward_seconds=micro_batch - (products + elements) / 3 - attention - loss / 2)
     owned = architecture.rank_parameters(tp) / (1 if layout.strategy in ("none", "ddp") else setup.shards)
-    # Scores by the convention of MFU (PaLM, arXiv 2204.02311): the mask is not subtracted.
-    scores = 2 * _attention_flops(architecture, setup.sequence_length) * setup.global_batch
-    multiplied = sum(weight.size * weight.products for weight in architecture.weights)
     return StepTime(
         compute_seconds=setup.accumulation * micro_batch + waits.stolen + handling_seconds(setup),
         communication_seconds=waits.transfers,
@@ -105,7 +102,7 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
         bubble_seconds=0.0,
         optimizer_seconds=owned * rates.parameter_seconds,
         tokens=setup.trained_tokens,
-        model_flops=3 * (2 * multiplied * setup.tokens_per_step + scores),
+        model_flops=model_flops(architecture, setup.tokens_per_step, setup.sequence_length),
     )
 
 

@@ -29,7 +29,7 @@ from engine.planner.timing import collectives
 TrafficCollective = Literal["all_reduce", "all_gather", "reduce_scatter", "point_to_point"]
 Phase = Literal["forward", "backward", "last_backward", "step", "blocking"]
 
-_DDP_BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb
+DDP_BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb, which are MiB (nn/parallel/distributed.py)
 _DDP_FIRST_BUCKET_BYTES = 2**20  # small, so that the first all-reduce begins early
 _DEEPSPEED_BUCKET_ELEMENTS = 5e8  # reduce_bucket_size and allgather_bucket_size
 _DEEPSPEED_REUSE_ELEMENTS = 1e9  # stage3_max_reuse_distance: between two uses, forward to backward
@@ -126,7 +126,7 @@ def ddp_buckets(setup: TrainingSetup) -> list[float]:
         filled += size
         if filled * width >= cap:
             buckets.append(filled)
-            filled, cap = 0.0, float(_DDP_BUCKET_BYTES)
+            filled, cap = 0.0, float(DDP_BUCKET_BYTES)
     return [*buckets, filled] if filled else buckets
 
 

@@ -160,7 +160,9 @@ class Generation:
                 break
 
     def note(self, choice: GrowingChoice, tokens: int) -> None:
-        """Note tokens that are sent together."""
+        """Note tokens that are sent together; of a prompt that was asked for alone there are none."""
+        if not tokens:
+            return
         now = time.perf_counter()
         if choice.last is None:
             self._metrics.first_token(now - choice.began)

@@ -14,8 +14,17 @@ METRICS = {
     "memory_bytes": "resident memory of the node's first rank",
     "device_memory_bytes": "memory of the accelerator of the node's first rank that tensors take",
     "device_power_watts": "power of the accelerators of all ranks of the node",
+    "network_sent_bytes_per_second": "bytes that the node sent in a second, over all interfaces but the loopback",
+    "network_received_bytes_per_second": "bytes that the node received in a second, the same way",
     "validation_loss": "mean loss of the last evaluation",
 }
 """The first node tells all of them, others what is of the node (OF_NODE)."""
-OF_NODE = ("step", "memory_bytes", "device_memory_bytes", "device_power_watts")
+OF_NODE = (
+    "step",
+    "memory_bytes",
+    "device_memory_bytes",
+    "device_power_watts",
+    "network_sent_bytes_per_second",
+    "network_received_bytes_per_second",
+)
 METRIC_PREFIX = "rankwise_training_"

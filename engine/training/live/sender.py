@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 from configs.targets.target import LocalTarget
 from engine.rank.host_usage import resident_memory_bytes
 from engine.training.live.metrics import OF_NODE
+from engine.training.network import NetworkBytes, network_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -115,9 +116,11 @@ class LiveStreams:
         self._kept: dict[str, Any] = {}
         self._exposed: float | None = 0.0
         self._forget()
+        self._network: tuple[float, NetworkBytes | None] = (0.0, None)
         if about is not None:
             try:
                 self._open(about)
+                self._network = time.monotonic(), network_bytes()
             except OSError as error:
                 _say(f"nothing is told: {error}")
                 self._end()
@@ -202,7 +205,7 @@ class LiveStreams:
 
     def _send(self) -> None:
         line = {name: value for name, value in self._kept.items() if value is not None}
-        line |= self._rates() | self._hardware() | {"time": time.time()}
+        line |= self._rates() | self._hardware() | self._traffic() | {"time": time.time()}
         if self._of_node:
             line = {name: value for name, value in line.items() if name in (*OF_NODE, "time")}
         try:
@@ -235,6 +238,18 @@ class LiveStreams:
 
             memory["device_memory_bytes"] = torch.cuda.memory_allocated(self._device)
         return {name: value for name, value in memory.items() if value is not None}
+
+    def _traffic(self) -> dict[str, float]:
+        """Return what the node's network interfaces moved in a second since the last message."""
+        (began, before), (now, counters) = self._network, (time.monotonic(), network_bytes())
+        self._network = now, counters
+        if before is None or counters is None or now <= began:
+            return {}
+        moved = counters.since(before)
+        return {
+            "network_sent_bytes_per_second": moved.sent / (now - began),
+            "network_received_bytes_per_second": moved.received / (now - began),
+        }
 
     def _reply(self, said: str, limit_seconds: float) -> dict[str, Any] | None:
         """Return the streamer's line of that kind, or None on time-out. Its lines are short and arrive whole."""

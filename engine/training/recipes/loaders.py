@@ -15,6 +15,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from configs.common.printable import plural
+
 _KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
          "prefetch_factor", "persistent_workers", "pin_memory_device")  # fmt: skip
 
@@ -57,6 +59,13 @@ class SharedLoader:
         """Batches of this process in a whole epoch; the same number in each process with an equal loader."""
         own = self.sampler.num_samples
         return own // self.batch_size if self.loader.drop_last else -(-own // self.batch_size)
+
+    @property
+    def order(self) -> str:
+        """What fixes the order of an epoch's examples: `400 examples, shuffled with seed 0`."""
+        data: Any = self.loader.dataset
+        shuffled = f"shuffled with seed {self.sampler.seed}" if self.sampler.shuffle else "in order"
+        return f"{plural(len(data), 'example')}, {shuffled}"
 
     def is_filling(self, position: int) -> bool:
         """Return whether the example at this position is a duplicate that makes all parts equal."""

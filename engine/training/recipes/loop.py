@@ -212,6 +212,7 @@ class Loop:
             "place": asdict(self.place),
             "judged": self.judged,
             "global_batch_size": self.workload.global_batch_size,
+            "order": self.data.order,
         }
         self.saver.save(self.trainer.state, self.steps, progress)
         self.saved = self.steps
@@ -226,6 +227,7 @@ class Loop:
         if found is None:
             return
         state, progress = self.trainer.state(), read_checkpoint_progress(found)
+        _check_order(found, progress, self.data.order)
         load(found, state)
         self.trainer.load(state)
         self.history = TrainingHistory(**progress["history"])
@@ -236,6 +238,16 @@ class Loop:
             self.place.examples -= self.place.examples % size
         self.saved = self.history.steps
         self.say(f"goes on from {found}, {plural(self.history.steps, 'step')} done")
+
+
+def _check_order(checkpoint: Path, progress: dict[str, Any], order: str) -> None:
+    """Raise ValueError where the rest of an epoch would be that of another order: examples twice, and others never."""
+    before = progress.get("order", order)
+    if progress["place"]["examples"] and before != order:
+        raise ValueError(
+            f"checkpoints: {checkpoint} is in the middle of an epoch of {before}; got {order}, which would repeat some "
+            "and skip others. Use the same data and seed, or another folder"
+        )
 
 
 def newest_of_all(folder: Path, world_size: int) -> Path | None:

@@ -60,9 +60,18 @@ def deploy(
     max_length: Annotated[int | None, typer.Option(min=2, help="tokens of prompt and answer  [default: 2048]")] = None,
     group_timeout_seconds: GroupTimeout = 20.0,
     region: Annotated[list[str] | None, typer.Option(help="regions in order  [default: the provider's home]")] = None,
+    cheapest_first: Annotated[bool, typer.Option("--cheapest-first", help="regions by price, not in order")] = False,
     market: Annotated[Literal["on_demand", "spot"], typer.Option(help="market to ask first")] = "on_demand",
     fall_back: Annotated[Literal["on_demand", "spot"] | None, typer.Option(help="market to ask after it")] = None,
     ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="who may connect to rented nodes")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="existing VPC for rented nodes, as of `nodes up`  [default: the default one]")
+    ] = None,
+    subnet: Annotated[str | None, typer.Option(help="existing subnet for them")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="their instance profile, service account or managed identity")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="they get no public addresses: deploy inside")] = False,
     max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for each target's nodes together")] = None,
     python: Annotated[str | None, typer.Option(help="interpreter on the hosts that has the libraries")] = None,
     user: Annotated[str | None, typer.Option(help="login name on hosts and nodes")] = None,
@@ -98,9 +107,14 @@ def deploy(
                 max_length=max_length,
                 group_timeout_seconds=group_timeout_seconds,
                 regions=tuple(region or ()),
+                cheapest_first=cheapest_first,
                 market=market,
                 fall_back=fall_back,
                 ssh_from=ssh_from,
+                network=network,
+                subnet=subnet,
+                profile=profile,
+                private=private,
                 max_usd_per_hour=max_usd_per_hour,
                 python=python,
                 user=user,

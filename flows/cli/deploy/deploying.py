@@ -15,6 +15,7 @@ from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug, plural, significant
 from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS
+from configs.hardware.node_names import parse_node_name
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import OptimizationLevel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
@@ -37,6 +38,7 @@ from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.slurm_places import SlurmPartition, shared_folder
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
 from tasks.models.hub import TransientFetchError
+from tasks.providers.callers_address import check_source
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import offer_of, request_of
@@ -45,9 +47,14 @@ SOME_FAILED = 3
 _RENTED, _REACHED = ("aws", "gcp", "azure"), ("ssh", "slurm")
 _OF_KINDS = {
     "regions": _RENTED,
+    "cheapest_first": _RENTED,
     "market": _RENTED,
     "fall_back": _RENTED,
     "ssh_from": _RENTED,
+    "network": _RENTED,
+    "subnet": _RENTED,
+    "profile": _RENTED,
+    "private": _RENTED,
     "max_usd_per_hour": _RENTED,
     "ssh_key": _REACHED,
     "known_hosts": _REACHED,
@@ -82,9 +89,14 @@ class DeployRequest:
     max_length: int | None = None
     group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
     regions: tuple[str, ...] = ()
+    cheapest_first: bool = False
     market: str = "on_demand"
     fall_back: str | None = None
     ssh_from: str | None = None
+    network: str | None = None
+    subnet: str | None = None
+    profile: str | None = None
+    private: bool = False
     max_usd_per_hour: float | None = None
     python: str | None = None
     user: str | None = None
@@ -215,6 +227,9 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
 
 
 def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
+    """Return the nodes that a target rents. Raises ValueError."""
+    names = ("--private", "--ssh-from")
+    check_source(parse_node_name(target.text).provider, not asked.private, asked.ssh_from, names)
     return RentedTarget.model_validate(
         {
             "kind": target.kind,
@@ -222,9 +237,14 @@ def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
             "instance": target.instance,
             "nodes": asked.nodes,
             "regions": list(asked.regions) or [HOME_REGIONS[target.kind]],
+            "cheapest_first": asked.cheapest_first,
             "market": asked.market,
             "fall_back": asked.fall_back,
             "ssh_from": asked.ssh_from,
+            "network": asked.network,
+            "subnet": asked.subnet,
+            "profile": asked.profile,
+            "public_address": not asked.private,
             "python": asked.python,
             "user": asked.user,
             "preflight": False,

@@ -4,10 +4,13 @@ rankwise engine add vllm
 rankwise engine list
 """
 
+import fcntl
 import os
+import secrets
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,10 +65,7 @@ def _folder(name: str) -> Path:
 
 
 def _add(name: str, again: bool) -> int:
-    """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one.
-
-    Raises it too while another command makes it.
-    """
+    """Make the environment. Raises ValueError where there is one, and while another command makes it."""
     from configs.common.system.lock_files import locks_needed
     from flows.cli.signals import ended_by_signals
     from flows.server.process import open_lock, try_lock
@@ -87,43 +87,53 @@ def _add(name: str, again: bool) -> int:
 
 
 def _replace(name: str, folder: Path, again: bool) -> None:
-    """Install. The one that was there lies beside it meanwhile, and comes back where the new one cannot be installed.
+    """Install into a folder of its own, whose path scripts of a venv hold, and let the engine's name link to it.
 
-    The caller holds the lock: what an unfinished installation left is of one that was killed.
+    The one of before stays while servers of it run. The caller holds the lock: what no link names is left of a command
+    that was killed, or of before.
     """
-    from configs.serving.installations import unfinished_mark
-    from flows.folders import cache_folder
-
-    before, mark = folder.with_name(f".{name}.before"), unfinished_mark(name, cache_folder())
-    if before.exists() or mark.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
-    if before.exists():
-        before.rename(folder)
-    mark.unlink(missing_ok=True)
+    if folder.is_dir() and not folder.is_symlink():
+        raise ValueError(f"{name}: {folder} is a folder, expected a link. Remove it when no study uses it")
+    _remove_unused(name, folder)
     if folder.exists() and not again:
         raise ValueError(f"{name}: installed already in {folder}. Use --again to replace it")
-    if folder.exists():
-        folder.rename(before)
-    mark.touch()  # from here on until it goes, the folder is nobody's: it is not there, or a part
+    work = folder.with_name(f".{name}.{secrets.token_hex(4)}")
+    link = work.with_name(f"{work.name}.link")
     try:
-        _install(name, folder)
+        _install(name, work)
+        link.symlink_to(work.name)
+        link.replace(folder)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        mark.unlink()
-        if before.exists():
-            before.rename(folder)
+        link.unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
         raise
-    mark.unlink()
-    _remove(before)
+    _remove_unused(name, folder)
 
 
-def _remove(before: Path) -> None:
-    """Remove the environment of before, under another name: one that is half removed must never come back."""
-    gone = before.with_suffix(".gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    if before.exists():
-        before.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+def _remove_unused(name: str, folder: Path) -> None:
+    """Remove the engine's environments that its name does not link to and no server runs from."""
+    for left in folder.parent.glob(f".{name}.*"):
+        if left.is_symlink():
+            left.unlink()  # a command was killed before it gave it the engine's name
+        elif left.is_dir() and left != folder.resolve():
+            _remove_unless_used(left)
+
+
+def _remove_unless_used(environment: Path) -> None:
+    """Remove an environment, or say that a server runs from it, on any machine that its file system's locks reach."""
+    from configs.serving.installations import ENVIRONMENT_FILE
+
+    with ExitStack() as held:
+        try:
+            # NFS has no exclusive locks on what is open for reading alone.
+            fcntl.flock(held.enter_context((environment / ENVIRONMENT_FILE).open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            pass  # a part of an environment, or half removed
+        except OSError:
+            kept = f"{environment}: kept, since a server runs from it"
+            print(f"{kept}; the next `rankwise engine add` removes it", file=sys.stderr)
+            return
+        shutil.rmtree(environment, ignore_errors=True)
 
 
 def _install(name: str, folder: Path) -> None:

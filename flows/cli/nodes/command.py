@@ -38,6 +38,7 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, help="number of nodes; all or none")] = 1,
     region: Annotated[list[str] | None, typer.Option(help="regions in order  [default: the provider's home]")] = None,
     zone: Annotated[list[str] | None, typer.Option(help="only these zones, in order")] = None,
+    cheapest_first: Annotated[bool, typer.Option("--cheapest-first", help="regions by price, not in order")] = False,
     market: Annotated[MarketName, typer.Option(help="market to ask first")] = "on_demand",
     fall_back: Annotated[MarketName | None, typer.Option(help="market to ask after all regions")] = None,
     hours: Annotated[float, typer.Option(help="lifetime: the nodes power off after it by themselves")] = 1.0,
@@ -87,6 +88,7 @@ def up(
                 nodes=nodes,
                 regions=tuple(region or [HOME_REGIONS[name.provider]]),
                 zones=tuple(zone or ()),
+                cheapest_first=cheapest_first,
                 market=market,
                 fall_back=fall_back,
                 image=image,
@@ -181,7 +183,7 @@ def list_command(context: typer.Context, as_json: AsJson = False) -> None:
     def work() -> int:
         from tasks.providers.giving_back import find_everything
 
-        found, problems = find_everything(_asked_providers())
+        found, problems, _ = find_everything(_asked_providers())
         found.sort(key=lambda item: (item.run, item.kind, item.id))
         if as_json:
             typer.echo(json.dumps({"resources": [item.model_dump() for item in found], "problems": problems}, indent=1))
@@ -304,7 +306,9 @@ def reap(
             typer.echo(f"kept: {resource.words}, run {resource.run}: {reason}")
         for problem in (*unasked, *sweep.problems):
             typer.echo(problem, err=True)
-        typer.echo(f"removed {len(sweep.removed)}, kept {len(sweep.kept)}")
+        count = f"would remove {len(sweep.doomed)}" if dry_run else f"removed {len(sweep.removed)}"
+        asked = ", ".join(f"{name} ({plural(regions, 'region')})" for name, regions in sweep.regions.items())
+        typer.echo(f"{count}, kept {len(sweep.kept)}; searched {asked or 'nothing'}")
         return 1 if sweep.problems or left or unasked else 0
 
     _exit(context, work)

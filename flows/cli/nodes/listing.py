@@ -144,7 +144,7 @@ def _rented() -> list[ListedNode]:
     from flows.cli.nodes.command import providers_at_hand
     from tasks.providers.giving_back import find_everything
 
-    found, problems = find_everything(providers_at_hand())
+    found, problems, _ = find_everything(providers_at_hand())
     for problem in problems:
         typer.echo(problem, err=True)
     return [_rented_node(each) for each in found if each.kind == "instance"]

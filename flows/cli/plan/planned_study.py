@@ -24,12 +24,12 @@ from configs.spec.study import StudySpec
 from configs.targets.target import LocalTarget
 from engine.planner.learning import Known
 from engine.planner.local import LocalMachine, local_devices, local_machine
-from flows.cli.plan.cost import StudyCost, study_cost
 from reports.reading.load import StudyResult, load_run
 from tasks.models.model_cache import manifest_path
 from tasks.models.sources import hub_repository
 from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
+from tasks.planning.study_cost import StudyCost, study_cost
 from tasks.planning.study_models import planned_model
 from tasks.planning.study_plan import make_plan, prices_of
 from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus

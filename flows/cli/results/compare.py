@@ -27,7 +27,7 @@ from reports.runs.compare_text import markdown, short_commit, terminal_text
 from reports.runs.comparison import Comparison
 from reports.runs.history import HISTORY_FILE, KeptRun, open_history
 from reports.runs.within import compare_within
-from reports.text import UNKNOWN, Table, aligned, escaped, estimate_cell
+from reports.text import UNKNOWN, Table, aligned, escaped, estimate_cell, joined
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
 _SHOWN_FILES = 5
@@ -163,7 +163,8 @@ def history_add(folder: Path, name: str | None = None, history_file: Path | None
     }[added.state]
     named = f", named {name}" if name is not None else ""
     moved = f" (previously run {added.moved_from})" if added.moved_from is not None else ""
-    kept = f"; kept: {plural(added.kept, 'cell')} that its study no longer has" if added.kept else ""
+    lost = [plural(count, what) for count, what in ((added.kept, "cell"), (added.kept_repeats, "repeat")) if count]
+    kept = f"; kept: {joined(lost)} that its study no longer has" if lost else ""
     print(printable(f"{folder}: {said}{named}{moved}{kept}  ({file})"))
     return NO_REGRESSION
 

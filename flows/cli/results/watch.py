@@ -20,6 +20,7 @@ from typing import Any
 from configs.common.dollars import dollars
 from configs.common.files.reading import read_bytes
 from configs.common.printable import plural
+from configs.hardware.prices import TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.targets.target import LocalTarget
@@ -112,12 +113,15 @@ def _usd_to_go(run: RunPaths, plan: Plan, seconds: float, share: float) -> float
     """
     from tasks.campaign.repeats import launched_usd
 
-    prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
-    if not len(plan.targets) == len(prices) == 1:
+    if len(plan.targets) > 1:
         return None
-    if isinstance(plan.targets[0], LocalTarget):
-        return seconds / 3600 * prices[0]
-    return launched_usd(plan, run) * share
+    [target] = plan.targets
+    price = plan.prices.get(target.name, TargetPrices()).price
+    if price is None:
+        return None
+    if isinstance(target, LocalTarget):
+        return seconds / 3600 * price.usd_per_hour
+    return launched_usd(plan, run, {target.name}) * share
 
 
 def _seconds_a_measurement(ended: list[dict[str, Any]], since: float | None) -> float:

@@ -40,7 +40,7 @@ def _batch_effect(ratio: Ratio | None, small: CellCost, best: CellCost) -> tuple
     cell, least = best.result.cell, batch_of(small.result.cell)
     place = f"{cell.place}, {cell.dtype}, {escaped(cell.target)}"
     if batch_of(cell) == least:
-        return "nothing", f"batch {least:,}, the smallest measured, has the highest throughput ({place})"
+        return "nothing", f"no batch above {least:,}, the smallest measured, is known to be faster ({place})"
     basis = f"batch {batch_of(cell):,} against {least:,} ({place})"
     if ratio is None:
         return UNKNOWN_EFFECT, f"{basis} share no block"

@@ -160,8 +160,7 @@ def _sizes(servers: list[MeasuredServer]) -> dict[str, float]:
 
 def figure_values(point: LoadPoint, figure: str) -> dict[int, float]:
     """A figure by repeat, of the repeats that are results; of a point that carried nothing in one of them, none."""
-    known = {repeat: one.figure(figure) for repeat, one in point.repeats.items() if one.judgement.is_result}
-    values = {repeat: value for repeat, value in known.items() if value is not None}
+    values = point.by_repeat(figure)
     return values if all(values.values()) else {}
 
 

@@ -8,7 +8,7 @@ longer ones: its latencies depend on its length. Answers under load are compared
 requests alone: a first difference at a near-tie is the noise of reduction orders, any other is a defect.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
@@ -28,7 +28,7 @@ from reports.load.records import runs_of
 from reports.load.samples import LoadRun
 from reports.load.search import FoundRate
 from reports.load.verdict import LoadVerdict, Verdict, judged
-from reports.numbers.statistics import Estimate, estimate
+from reports.numbers.statistics import Estimate, estimate, ties
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 
@@ -133,6 +133,11 @@ class LoadPoint:
             self._estimates[name] = estimate([one.figure(name) for one in self.valid], self.result.confidence)
         return self._estimates[name]
 
+    def by_repeat(self, name: str) -> dict[int, float]:
+        """A figure of each result, by repeat; without those where it is not known."""
+        values = {repeat: one.figure(name) for repeat, one in self.repeats.items() if one.judgement.is_result}
+        return {repeat: value for repeat, value in values.items() if value is not None}
+
     @property
     def comparable(self) -> bool:
         """Whether its answers had the lengths that were asked for, as they must beside other engines'."""
@@ -158,6 +163,16 @@ class LoadPoint:
             if isinstance(text, str) and text:
                 return text
         return None
+
+
+@dataclass(frozen=True)
+class Knee:
+    """A load, its neighbours on the axis, None at an end of it, and the loads that it is not told apart from."""
+
+    at: float
+    below: float | None
+    above: float | None
+    tied: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -200,21 +215,24 @@ class LoadExperiment:
                 found.setdefault(title, []).append((float(at), point))
         return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}
 
-    def knees(self) -> dict[str, tuple[float, float | None, float | None]]:
-        """By series: where throughput over latency is largest, with the neighbours on the axis.
+    def knees(self) -> dict[str, Knee]:
+        """By series: where throughput over latency is largest.
 
         L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer communications",
         ICC 1979. The knee lies between the neighbours.
         """
         found = {}
         for title, points in self.series().items():
-            power = [(_power(point), at) for at, point in points]
-            known = [(value, at) for value, at in power if value is not None]
+            known = [(power, at, point) for at, point in points if (power := _power(point)) is not None]
             if len(known) < 3:
                 continue
-            at = max(known)[1]
-            below, above = [one for _, one in known if one < at], [one for _, one in known if one > at]
-            found[title] = (at, max(below, default=None), min(above, default=None))
+            _, at, best = max(known, key=lambda one: one[:2])
+            rest = [(one, point) for _, one, point in known if one != at]
+            tied = ties(_powers(best), [_powers(point) for _, point in rest], best.result.confidence)
+            below, above = [one for one, _ in rest if one < at], [one for one, _ in rest if one > at]
+            found[title] = Knee(
+                at, max(below, default=None), min(above, default=None), tuple(rest[one][0] for one in tied)
+            )
         return found
 
 
@@ -227,6 +245,12 @@ def _power(point: LoadPoint) -> float | None:
     if throughput is None or latency is None or latency.median <= 0:
         return None
     return throughput.median / latency.median
+
+
+def _powers(point: LoadPoint) -> dict[int, float]:
+    """Throughput over latency by repeat."""
+    throughput, latency = point.by_repeat("achieved"), point.by_repeat("e2e_mean")
+    return {repeat: value / latency[repeat] for repeat, value in throughput.items() if latency.get(repeat, 0) > 0}
 
 
 def load_experiment(study: StudyResult, experiment: PlannedExperiment) -> LoadExperiment:
@@ -276,9 +300,9 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
     assert isinstance(work, ServeWorkload)
     columns = result.kind.columns
     samples = study.samples(reading, columns)
-    runs = runs_of(reading.record, samples, reading.path)
-    found = None if work.find is None else _search(study, result, work, runs)
-    run = runs[-1] if found is None else _nearest(runs, found)
+    # Of a search they are read again, one at a time: what is derived of a run is as large as its samples.
+    found = None if work.find is None else _search(study, result, work, runs_of(reading.record, samples, reading.path))
+    run = _nearest(runs_of(reading.record, samples, reading.path), found)
     figures = serving_metrics(run, work.objectives)
     probes = [np.asarray(samples.get(f"0/{name}", ()), dtype=np.float64) for name in PROBE_COLUMNS]
     if len({len(one) for one in probes}) != 1:
@@ -294,17 +318,24 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
     return repeat, np.column_stack(probes)
 
 
-def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: list[LoadRun]) -> FoundRate:
+def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: Iterable[LoadRun]) -> FoundRate:
     target = next(one for one in study.plan.targets if one.name == result.cell.target)
     request = work.search(target.max_rate if isinstance(target, EndpointTarget) else None)
     return search_after(goal_of(request), request.objectives, runs).result()
 
 
-def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
-    """The last run at the highest rate that passes; the last run of all where none does."""
-    # Divided by the turns of a conversation and multiplied again, a rate is the same but for its last digits.
-    passing = [run for run in runs if found.low and isclose(run.facts.job.requested_rate or 0.0, found.low)]
-    return (passing or runs)[-1]
+def _nearest(runs: Iterable[LoadRun], found: FoundRate | None) -> LoadRun:
+    """The last run at the highest rate that passes; the last run of all where none does, or nothing was searched."""
+    low = None if found is None else found.low
+    last: LoadRun | None = None
+    passing: LoadRun | None = None
+    for last in runs:
+        # Divided by the turns of a conversation and multiplied again, a rate is the same but for its last digits.
+        if low is not None and isclose(last.facts.job.requested_rate or 0.0, low):
+            passing = last
+    nearest = last if passing is None else passing
+    assert nearest is not None, "a record has a run"
+    return nearest
 
 
 def _highest(values: np.ndarray) -> float | None:

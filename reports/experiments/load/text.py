@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from reports.experiments.load.choice import choose_server
 from reports.experiments.load.choice_text import bounds_text, limit_text, load_text, server_body, server_lead
-from reports.experiments.load.experiment import LoadExperiment, LoadPoint
+from reports.experiments.load.experiment import Knee, LoadExperiment, LoadPoint
 from reports.load.text import search_table
-from reports.numbers.statistics import Estimate
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, first_of, joined, number, percent
+from reports.numbers.statistics import Estimate, ties
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, first_of, joined, not_apart, number, percent
 
 _MOST_NOTES, _MOST_REASONS, _MOST_NAMED = 6, 3, 8
 _VARYING = re.compile(r"(steady state unknown: |)([\d.,e-]+)(?= % of | requests are )")
@@ -142,10 +142,14 @@ def load_sentence(found: LoadExperiment) -> str:
     decided = choice is not None and choice.choice is not None
     parts = [f"{server_lead(found, choice)}: {server_body(found, choice)}."] if choice is not None and decided else []
     parts += [*limit_sentences(found), *_knee_sentences(found)]
-    best = [(point.value("tokens"), point) for point in found.points if point.value("tokens") and not point.work.find]
-    if best and not decided:
-        value, point = max(best, key=lambda one: one[0].median if one[0] else 0.0)
-        parts.append(f"Most tokens: {_cell(value)} tokens/s at {point.label}.")
+    rates = ((point.value("tokens"), point) for point in found.points if not point.work.find)
+    known = [(value.median, point) for value, point in rates if value is not None]
+    if known and not decided:
+        best = max(known, key=lambda one: one[0])[1]
+        others = [point for _, point in known if point is not best]
+        tied = ties(best.by_repeat("tokens"), [one.by_repeat("tokens") for one in others], best.result.confidence)
+        as_good = not_apart([others[index].label for index in tied])
+        parts.append(f"Most tokens: {_cell(best.value('tokens'))} tokens/s at {best.label}{as_good}.")
     if not parts:
         return f"No point has a result{_why_void(found)}."
     return " ".join(parts)
@@ -207,15 +211,16 @@ def limit_sentences(found: LoadExperiment) -> Iterator[str]:
 
 def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
     """Series with the same knee share a sentence."""
-    titles: dict[tuple[float, float | None, float | None], list[str]] = {}
+    titles: dict[Knee, list[str]] = {}
     for title, knee in found.knees().items():
         titles.setdefault(knee, []).append(title)
-    for (at, below, above), named in titles.items():
+    for knee, named in titles.items():
         where = f"{joined(named)}: the" if all(named) else "The"
-        between = [load_text(found.axis, one) for one in (below, above) if one is not None]
-        end = "lowest" if below is None else "highest"
+        between = [load_text(found.axis, one) for one in (knee.below, knee.above) if one is not None]
+        end = "lowest" if knee.below is None else "highest"
         side = f"between {' and '.join(between)}" if len(between) == 2 else f"the {end} load measured"
-        yield f"{where} knee (throughput over latency is largest) is at {load_text(found.axis, at)}, {side}."
+        side += not_apart([load_text(found.axis, one) for one in knee.tied])
+        yield f"{where} knee (throughput over latency is largest) is at {load_text(found.axis, knee.at)}, {side}."
 
 
 def load_lines(found: LoadExperiment) -> list[str]:

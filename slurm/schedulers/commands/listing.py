@@ -198,9 +198,10 @@ def asked(command: list[str], cluster: str | None = None) -> str:
             timeout=_LIMIT_SECONDS,
             env=without_defaults(os.environ),
         )
-    except FileNotFoundError as error:
+    except OSError as error:  # a site may keep a program from its users
+        why = "not found on PATH" if isinstance(error, FileNotFoundError) else error.strerror
         raise ClusterError(
-            f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "
+            f"`{command[0]}`: {why}. Submit from a machine of the cluster "
             "(docs/how-to/clusters/lab.md: how to run a cluster on this machine)"
         ) from error
     except subprocess.TimeoutExpired as error:

@@ -203,8 +203,11 @@ def _knows_better(meaning: StateMeaning, own: list[JobEnd]) -> bool:
 
 
 def _first(ends: list[JobEnd], measurement: str | None) -> JobEnd:
-    """The end that came first, those that only saw others go last; nodes to blame are of all of them."""
-    first = min(ends, key=lambda end: (end.kind in _SEEN_OF_OTHERS, end.finished_at))
+    """The first node's own end, else what it saw of another; nodes to blame are of all of them.
+
+    Nodes that can reach each other have agreed on a cause. `finished_at` would compare clocks of hosts.
+    """
+    first = min(ends, key=lambda end: end.kind in _SEEN_OF_OTHERS)
     measurement = first.measurement or next((end.measurement for end in ends if end.measurement), measurement)
     measurement = None if first.status is Status.COMPLETED else measurement
     return first.model_copy(update={"nodes": _blamed(ends), "measurement": measurement})

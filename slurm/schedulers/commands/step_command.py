@@ -14,6 +14,7 @@ from configs.targets.target import SlurmTarget
 from slurm.launcher.containers import interpreter, srun_container, wrapped
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.commands.submission import (
+    TEMPORARY_FOLDERS,
     check_path,
     folders_needed,
     minutes_of,
@@ -53,7 +54,8 @@ def step_command(job: Job, folder: Path, name: str, allocation: str) -> list[str
 
 def step_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str, str]:
     """The environment of srun: without secrets, and without the allocation's variables: srun's options."""
-    kept = submission_environment(target, own)
+    # The folders for temporary files of the allocation are those of its steps.
+    kept = submission_environment(target, own) | {name: own[name] for name in TEMPORARY_FOLDERS if name in own}
     return {name: value for name, value in kept.items() if not name.startswith(("SRUN_", "SBATCH_"))} | {
         "PYTHONSAFEPATH": "1"  # a folder named like one of ours must not be imported
     }

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import uuid
 from collections.abc import Sequence
@@ -53,17 +54,26 @@ _OURS = (
     "output",
     "requeue",
 )
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+"""Beginnings of what Slurm and srun set for a job's processes; mpirun would take another job's for its own."""
+TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP")
+"""Sites give each job one of its own, such as /scratch/12345."""
 _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")}
 
-# sbatch's words (slurm_strerror of src/common/slurm_errno.c) and the field of the target that they are about.
+# sbatch's words (slurm_strerror of src/common/slurm_errno.c), or those of a site's plugin, such as `You must specify an
+# account`, and the field of the target that they are about.
 _REFUSALS = (
-    (r"invalid partition|partition name|use this partition|no partition|partition not available", "partition"),
+    (
+        r"invalid partition|partition name|use this partition|no partition|partition not available|"
+        r"\ba (?:valid )?partition\b|--partition\b",
+        "partition",
+    ),
     (r"cluster name|No cluster '|slurmdbd", "cluster"),
-    (r"invalid account\b", "account"),
-    (r"invalid qos", "qos"),
+    (r"invalid account\b|\b(?:an|no|default|valid) account\b|--account\b", "account"),
+    (r"invalid qos|\b(?:a|no|valid) qos\b|--qos\b", "qos"),
     (r"invalid feature|constraint", "constraint"),
     (r"reservation", "reservation"),
-    (r"time limit", "time_limit_minutes"),
+    (r"time limit|walltime|--time\b", "time_limit_minutes"),
     (r"memory", "memory_per_node"),
     (r"generic resource|gres|\bTRES\b|gpu", "gpus_per_node"),
     (r"unrecognized option|invalid option", "extra"),
@@ -169,7 +179,7 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
     try:
         executor = _Executor(folder=work, max_num_timeout=0, python=shlex.join(command))
     except RuntimeError as error:
-        raise Refused("target.kind: got slurm, but srun and sbatch are not on PATH") from error
+        raise Refused("target.kind: got slurm, but sbatch is not on PATH") from error
     executor.target = target
     asked = parameters(jobs, name, comment, work)
     try:
@@ -207,6 +217,11 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit has n
     """submitit's, but sbatch gets an environment of our making, and its refusals are told apart."""
 
     target: SlurmTarget
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Whether jobs can be submitted here. submitit asks for srun, which only nodes call and some sites hide."""
+        return -1 if shutil.which("sbatch") is None else 2
 
     def _submit_command(self, command: str) -> Any:
         script = self.folder / f".submission_{uuid.uuid4().hex}.sh"
@@ -274,8 +289,8 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     Variables of sbatch come before the script's options, and those of a job, in which this process may run, would
     contradict the new job's.
     """
-    if "SLURM_JOB_ID" in own:
-        own = {name: value for name, value in own.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    if job_id := own.get("SLURM_JOB_ID"):
+        own = {name: value for name, value in own.items() if not _is_of_job(name, value, job_id)}
     kept = {
         variable
         for field, variable in _FROM_USER.items()
@@ -289,6 +304,12 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
         and name != "SLURM_CLUSTERS"  # sbatch would send the job where it is not looked for
         and (not name.startswith("SBATCH_") or name in kept)
     }
+
+
+def _is_of_job(name: str, value: str, job_id: str) -> bool:
+    """Whether a variable says something of the job that this process runs in; its folder goes when it ends."""
+    temporary = name in TEMPORARY_FOLDERS and job_id in value
+    return temporary or (name.startswith(_OF_A_JOB) and name != "SLURM_CONF")
 
 
 def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) -> Refused | Limited | Unavailable:

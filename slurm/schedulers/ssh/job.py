@@ -35,6 +35,7 @@ from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.node import NodeJob
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
+from slurm.staging.packages import run_name
 
 _Answer = TypeVar("_Answer")
 _SOON_SECONDS, _SOON_FOR_SECONDS = 0.3, 10.0
@@ -110,7 +111,8 @@ class SshJob:
         """Write down the hosts whose turn it was, unless an earlier process did."""
         if not self.nodes:
             names = tuple(host.name for host in self._turns.held_by(self))
-            placement = HostPlacement(hosts=names, folder=f"{self.job.name}.{secrets.token_hex(4)}")
+            run = run_name(self.paths.folder.parents[1])
+            placement = HostPlacement(hosts=names, run=run, folder=f"{self.job.name}.{secrets.token_hex(4)}")
             write_atomically(self.paths.hosts, placement.model_dump_json())
             self.nodes = self._nodes(placement)
 

@@ -19,7 +19,7 @@ from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher
 from slurm.ssh.connection import Facts, Host, HostAway, HostError
 from slurm.ssh.staging import interpreter_name, run_folder, send, send_file
-from slurm.staging.packages import run_digest, whole_inputs
+from slurm.staging.packages import whole_inputs
 
 _BETWEEN_BYTES = 1 << 20
 """Larger files are brought when the job is over: to carry them could disturb what is measured."""
@@ -71,7 +71,7 @@ class NodeJob:
             if self._target.shared is not None:
                 self._folder = str(self._paths.folder.resolve())
             else:
-                self._folder = f"{run_folder(facts, self._paths.folder.parents[1])}/jobs/{self._placement.folder}"
+                self._folder = f"{run_folder(facts, self._placement.run)}/jobs/{self._placement.folder}"
         return self._folder, facts
 
     async def carry(self) -> None:
@@ -96,7 +96,8 @@ class NodeJob:
         program = shared or f"{facts.folder}/{interpreter_name(self._target)}"
         command = prepared([program, "-m", "slurm.launch", f"{folder}/job.json"], self._target)
         node = {"rank": self.rank, "names": self._placement.hosts, "addresses": addresses}
-        told = json.dumps(node | {"job_id": f"{run_digest(self._paths.folder.parents[1])}-{self._placement.folder}"})
+        digest = self._placement.run.rpartition("-")[2]
+        told = json.dumps(node | {"job_id": f"{digest}-{self._placement.folder}"})
         environment = {GIVEN: told, GIVEN_NAME: self.host.name, "PYTHONSAFEPATH": "1"}
         await self.host.ask("start_job", folder=folder, rank=self.rank, argv=command, environment=environment)
 

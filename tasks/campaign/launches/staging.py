@@ -1,6 +1,6 @@
 """Targets with a folder that all nodes see: what a study needs there, and job folders that lie there. No Prefect here.
 
-    stage_targets(targets, models, notice)          # before anything is submitted; `rankwise push` does it beforehand
+    stage_targets(targets, models, notice, names)   # before anything is submitted; `rankwise push` does it beforehand
     job = placed_job(job, run)                  # a job as the nodes must be told it, its folder made
     bring_home(run, job.name)                   # when its records are made
 
@@ -10,7 +10,7 @@ place: the run folder is whole without the cluster's disk, which is often cleare
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,13 +32,17 @@ class TargetAway(StudyError):
     """Hosts of a target are not reached; another time they may be."""
 
 
-def stage_targets(targets: Sequence[Target], models: Sequence[PlannedModel], notice: Notice) -> None:
-    """Bring what is missing to the shared folder of each target that has one, or to its hosts.
+def stage_targets(
+    targets: Sequence[Target], models: Sequence[PlannedModel], notice: Notice, in_use: Collection[str]
+) -> None:
+    """Bring what is missing to the shared folder of each target in use that has one, or to its hosts.
 
     Raises StudyError naming the target where that cannot be; TargetAway where it may be another time.
     """
     errors: list[StudyError] = []
     for position, target in enumerate(targets):
+        if target.name not in in_use:
+            continue
         try:
             stage_target(target, f"targets[{position}]", models, notice)
         except StudyError as error:

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from tasks.providers.boot import startup_script
+from tasks.providers.clouds import longest_lease_seconds
 from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -26,7 +27,6 @@ _HYPERDISK = re.compile(r"(a3-ultragpu|a4|a4x|c4|c4a|c4d|g4|n4)-")
 _NOT_PLACED = re.compile(r"(e2|f1|g1|n1|t2a|t2d)-")
 """Families without compact placement: https://cloud.google.com/compute/docs/instances/placement-policies-overview."""
 _REGION = "rankwise-region"
-_MAX_RUN_SECONDS = 120 * 24 * 3600
 _PRIORITY = {"ssh": 800, "inside": 800, "others": 900}
 """Below 1000, at which the default network admits SSH from everywhere."""
 
@@ -164,12 +164,11 @@ def _properties(lease: RentalLease, user_data: str, rung: Rung, project: str) ->
 
 
 def _scheduling(request: RentalRequest, rung: Rung) -> dict[str, Any]:
-    """The market, and Google's own end of the machine, which leaves room to extend: it cannot be moved later."""
-    ceiling = int(3600 * max(2 * request.hours, request.hours + 1))
+    """The market, and Google's own end of the machine: it cannot be moved later."""
     wanted: dict[str, Any] = {
         "automatic_restart": False,
         "instance_termination_action": "DELETE",
-        "max_run_duration": {"seconds": min(ceiling, _MAX_RUN_SECONDS)},
+        "max_run_duration": {"seconds": longest_lease_seconds("gcp", request.hours)},
         "provisioning_model": "SPOT" if rung.market == "spot" else "STANDARD",
     }
     if rung.market == "spot" or request.has_gpu is not False:  # every machine may end at maintenance

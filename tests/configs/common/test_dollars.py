@@ -3,7 +3,7 @@
 import pytest
 
 from configs.common.dollars import dollars
-from flows.cli.plan.cost import StudyCost
+from tasks.planning.study_cost import StudyCost
 
 
 @pytest.mark.parametrize(

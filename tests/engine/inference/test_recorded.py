@@ -45,7 +45,7 @@ def _inference_mode(one_thread: None) -> Iterator[None]:
 
 
 def assert_the_same(answers: list[dict[str, Any]], dtype: str = "float32") -> None:
-    """Same tokens and bits; recorded, unless the products of this type are oneDNN's here (bfloat16 with AMX)."""
+    """Same tokens and bits; recorded, unless the products of this type are oneDNN's here (AMX, an old compiler)."""
     expected = "recorded" if dtype == "float32" or linear._own_path(getattr(torch, dtype)) else "steps"
     for answer in answers:
         for ordinary, repeated in answer["tokens"]:
@@ -82,7 +82,7 @@ def test_two_ranks(pool: RankPool, name: str, layout: tuple[int, int], dtype: st
 
 
 def assert_served_alike(answers: list[dict[str, Any]], trusted: dict[bool, bool], dtype: str = "float32") -> None:
-    """Same logits and caches; recorded, unless the products of this type are oneDNN's here (bfloat16 with AMX)."""
+    """Same logits and caches; recorded, unless the products of this type are oneDNN's here (AMX, an old compiler)."""
     is_recorded = dtype == "float32" or bool(linear._own_path(getattr(torch, dtype)))
     for answer in answers:
         assert answer["same_logits"][1] and answer["same_cache"]

@@ -60,7 +60,7 @@ def assert_right(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> N
 
 
 def is_own(layer: PackedLinear) -> bool:
-    return layer.path.startswith("avx")
+    return layer.path.startswith(("avx", "amx"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,7 +70,7 @@ def test_products_are_right(mode: str, outputs: int, inputs: int, with_bias: boo
     weight = numbers(outputs, inputs, dtype=dtype)
     bias = numbers(outputs, dtype=dtype, seed=1) if with_bias else None
     layer = pack_linear(weight, bias)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 70):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 32, 33, 70):
         x = numbers(rows, inputs, dtype=dtype, seed=rows)
         assert_right(layer(x), x, weight, bias)
 
@@ -157,6 +157,17 @@ def test_what_a_layer_says_of_itself(mode: str, monkeypatch: pytest.MonkeyPatch)
             padded = 80 if in_bfloat16.path == "avx2" else 128  # to whole groups of 16 or 64 outputs
             assert in_bfloat16.nbytes == padded * 32 * 2 + 65 * 4
     assert pack_linear(numbers(8, 8, dtype=torch.float16)).path == "torch"
+
+
+def test_processors_with_tiles_multiply_bfloat16_in_them(
+    use_mode: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_mode("on")
+    if "amx_bf16" not in build.processor_flags() or linear._library() is None:
+        pytest.skip("no tiles, or no compiler")
+    path = pack_linear(numbers(8, 16, dtype=torch.bfloat16)).path
+    assert path in ("amx_bf16", "mkldnn")  # mkldnn where the compiler does not know them
+    assert pack_linear(numbers(8, 16)).path == "avx512"
 
 
 def test_misuse_is_refused(use_mode: Callable[[str], None]) -> None:

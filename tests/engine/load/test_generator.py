@@ -318,11 +318,12 @@ def test_a_run_ends_before_its_samples_are_too_many_to_be_read(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, arrivals: Arrivals
 ) -> None:
     """Those of a million long answers were written, refused for their size, and the hours of the run were lost."""
-    monkeypatch.setattr(generator, "_MAX_SAMPLES", 1000)
-    contents = Contents(prompt_tokens=5, new_tokens=20)
-    job = LoadJob(endpoint=Endpoint(url=url, model="m"), arrivals=arrivals, contents=contents, duration_seconds=60)
+    monkeypatch.setattr(generator, "_MAX_SAMPLES", 6000)
+    contents, caps = Contents(prompt_tokens=5, new_tokens=20), Caps(spent_samples=5000)  # by earlier runs of a search
+    endpoint = Endpoint(url=url, model="m")
+    job = LoadJob(endpoint=endpoint, arrivals=arrivals, contents=contents, caps=caps, duration_seconds=60)
     facts = asyncio.run(Generator(job).run(tmp_path))
-    assert facts.capped == "samples: 1,000 numbers, most of them arrivals of tokens" and facts.wall_seconds < 30
+    assert facts.capped == "samples: 6,000 numbers, most of them arrivals of tokens" and facts.wall_seconds < 30
     columns, _ = samples(tmp_path)
     assert 15 <= facts.requests <= 1000 // 36 and (columns["outcome"] == RequestOutcome.COMPLETED).all()
     assert sum(map(len, columns.values())) <= 1000 + 50 * facts.wall_seconds + 50, "the timer's own samples aside"

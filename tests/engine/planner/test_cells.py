@@ -18,6 +18,7 @@ from configs.workloads.train import TrainWorkload
 from engine.planner.catalog import find_model
 from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, inference_setup, interval, predict_cell
 from engine.planner.families import read_architecture
+from engine.planner.flops import model_flops
 from engine.planner.local import with_cores
 from engine.planner.memory.inference import inference_memory
 from engine.planner.setup import InferenceSetup, TrainingSetup
@@ -123,6 +124,7 @@ def test_training_adds_up_and_pays_for_the_sum_of_gradients() -> None:
     assert rates is not None
     weights = sum(weight.size * weight.products for weight in LARGE.weights)
     assert time.compute_seconds > 6 * 128 * weights / rates.training_flops["float32"]
+    assert time.model_flops == model_flops(LARGE, 128, 32), "as records count them, tables included"
     assert time.optimizer_seconds == pytest.approx(LARGE.parameters * rates.parameter_seconds)
     pair = made_up_calibration().to_machine(2).model_copy(update={"inside": None, "accelerators": 2})
     unlinked = predict_cell(cell(Layout(dp=2), 8), LARGE, pair)

@@ -16,7 +16,7 @@ from engine.planner.architecture import Architecture, Weight
 from engine.planner.catalog import find_model, known_models
 from engine.planner.families import READERS, read_architecture
 from engine.planner.families.llama import VARIANTS
-from tests.support.answers.perturbed_configs import tiny_config
+from tests.support.answers.perturbed_configs import keys_of, tiny_config, values_of
 
 # transformers' MPT knows neither learned positions nor biases; llm-foundry's sizes are held against its own totals.
 LLM_FOUNDRY = {model.name for model in known_models() if model.repository.startswith("llm-foundry/")}
@@ -71,6 +71,10 @@ PUBLISHED = {
     "gemma-3-1b": 999_885_952,
     "phi-2": 2_779_683_840,
     "phi-3-mini": 3_821_079_552,
+    "granite-3.1-8b": 8_170_848_256,
+    "olmo-2-7b": 7_298_617_344,
+    "smollm3-3b": 3_075_098_624,
+    "glm-4-9b-0414": 9_400_279_040,
     "deepseek-v2": 235_741_434_880,
     "llama-4-scout": 107_769_861_120,  # 109 billion with the vision tower of 0.9 (model card)
     "gpt2": 124_439_808,
@@ -317,17 +321,81 @@ def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
         read_architecture(config | {"num_local_experts": 100_001})
 
 
+# --- every key ---
+
+_STACKS: dict[str, Any] = {
+    "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 6, "q_lora_rank": 10, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 5, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+_IMAGE = {"image_size": 16, "patch_size": 4}
+SMALL: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"num_local_experts": 3, "intermediate_size_mlp": 40},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "gptj": {"rotary_dim": 4},
+    "gpt_neo": {"attention_types": [[["global", "local", "local"], 1]]},
+    "mpt": {"n_heads": 4, "n_layers": 2},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "albert": {"embedding_size": 16},
+    "electra": {"embedding_size": 16},
+    "bart": _STACKS,
+    "whisper": _STACKS | {"num_mel_bins": 5, "max_source_positions": 16, "max_target_positions": 12},
+    "vit": _IMAGE,
+    "deit": _IMAGE,
+}
+"""Sizes of a tiny model beside those that `tiny_config` has."""
+OF_LLM_FOUNDRY = {"mpt": ("expansion_ratio", "no_bias")}
+"""Keys that transformers ignores, and that were meant by whom the models are of."""
+SOONEST = ("gpt2", "phi", "deepseek_v2", "bart")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SOONEST else pytest.param(kind, marks=pytest.mark.slow) for kind in READERS]
+)
+def test_each_key_is_counted_as_transformers_counts_it_or_refused(kind: str) -> None:
+    """A key that nobody reads was counted wrong in silence: DeepSeek-V2's mlp_bias, head_dim of a Phi and a ViT."""
+    config, wrong, counted = tiny_config(kind, **SMALL.get(kind, {})), [], 0
+    for key in keys_of(kind):
+        for value in values_of(key, config.get(key)):
+            if key in OF_LLM_FOUNDRY.get(kind, ()):
+                continue
+            changed = config | {key: value}
+            try:
+                ours = read_architecture(changed)
+            except ValueError:
+                continue
+            try:
+                theirs = counted_by_transformers(changed, ours.counted)
+            except Exception:  # transformers refuses it: there is nothing to count
+                continue
+            counted += 1
+            if ours.parameters != theirs:
+                wrong.append(f"{key}: {value!r}: {ours.parameters:,}, transformers {theirs:,}")
+    assert not wrong, "\n".join(wrong)
+    assert counted > 40
+
+
 # --- random sizes ---
 
 
 def _llama_like(draw: st.DrawFn, kind: str, heads: int, kv_heads: int) -> dict[str, Any]:
     """What a family of the Llama kind has besides sizes."""
     own: dict[str, Any] = {"num_key_value_heads": kv_heads}
-    if kind in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text"):
+    if kind in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3", "glm4"):
         own["attention_bias"] = draw(st.booleans())
     if kind.startswith(("qwen3", "gemma")):
         own["head_dim"] = draw(st.sampled_from([4, 6, 16]))
-    if kind == "llama":
+    if kind == "glm4":
+        own["head_dim"] = 8
+    if kind in ("llama", "granite", "smollm3"):
         own["mlp_bias"] = draw(st.booleans())
     if kind == "mixtral":
         own |= {"num_local_experts": draw(st.integers(2, 5)), "num_experts_per_tok": 2}

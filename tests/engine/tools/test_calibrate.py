@@ -24,7 +24,7 @@ from configs.hardware.calibration import (
 from engine.planner.local import local_machine, this_fingerprint
 from engine.tools import calibrate as engine_calibrate
 from engine.tools.calibrate_probes import measure_rank
-from engine.tools.calibration_figures import QUICK
+from engine.tools.calibration_figures import QUICK, Sizes, attention_flops, derived_figures, layer_weights
 from flows.cli.doctor.calibrate import CalibrationError, calibrate_now, ensure_calibration, print_calibration
 
 
@@ -217,6 +217,25 @@ def test_probes_are_told_apart_by_name_and_all_are_above_nothing() -> None:
         wanted |= {f"{name}/{number}" for name in ("training", "training_element")}
         wanted |= {f"linear/{number}/{place}/{rows}" for place in ("cold", "cached") for rows in QUICK.rows}
     assert set(figures) == wanted
+
+
+def test_the_parts_of_a_trained_layer_add_up_to_the_measured_one() -> None:
+    """Attention was in the time of elements and was added to it: a layer of the probes' shape was predicted slower."""
+    sizes = Sizes()
+    raw = {probe: [1e-6] for probe in ("operator", "read", "logit", "parameter")}
+    raw |= {f"{probe}/{layers}": [layers * 1e-4] for probe in ("decode", "recorded") for layers in (2, 10)}
+    for number in MEASURED_FORMATS:
+        raw |= {f"linear/{number}/{place}/{rows}": [1e-5] for place in ("cold", "cached") for rows in sizes.rows}
+        raw |= {f"{probe}/{number}": [1e-3] for probe in ("square", "context", "layer_linear")}
+        raw |= {f"attention/{number}": [2e-3], f"layer/{number}": [1e-2]}
+        raw |= {f"train_layer/{number}": [4e-2], f"train_linear/{number}": [2e-3]}
+    figures = {name: seconds[0] for name, seconds in derived_figures(raw, sizes).items()}
+    for number in MEASURED_FORMATS:
+        products = 6 * sizes.prompt * layer_weights(sizes.hidden) * figures[f"training/{number}"]
+        elements = sizes.prompt * sizes.hidden * figures[f"training_element/{number}"]
+        attention = attention_flops(sizes.prompt, sizes.hidden) * figures[f"attention/{number}"]
+        assert elements > 0.1 * products
+        assert products + elements + 3.5 * attention == pytest.approx(4e-2), "as `measured_step_time` adds them"
 
 
 def test_a_cache_of_which_only_the_level_is_told_is_of_a_typical_size(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
 from engine.training.live.sinks import SINKS
 from engine.training.live.streamer import NICE
+from engine.training.network import NetworkBytes
 from tests.support.patience import patient
 from tests.support.run_folders.studies import wait_until
 from tests.support.run_folders.wandb_files import offline_records
@@ -176,9 +177,27 @@ def test_another_node_tells_of_its_hardware_alone(tmp_path: Path, monkeypatch: p
         said = scraped(json.loads(file.read_text())[0]["targets"][0], until="step 1.0")
     families = {family.name: family.samples for family in text_string_to_metric_families(said)}
     told = {name.removeprefix(METRIC_PREFIX): samples for name, samples in families.items() if samples}
-    assert told.keys() == {"step", "memory_bytes"}
+    traffic = {f"network_{way}_bytes_per_second" for way in ("sent", "received")}
+    assert told.keys() == {"step", "memory_bytes"} | traffic
     assert told["step"][0].labels["node"] == "1"
     assert list(tmp_path.glob("live/*-node1/events.*")) and not list(tmp_path.rglob("mlflow.db"))
+
+
+def test_the_traffic_of_a_node_is_that_since_the_last_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = iter(
+        [NetworkBytes(0, 0, 0), NetworkBytes(1_000_000, 2_000_000, 7), NetworkBytes(1_000_000, 2_500_000, 9)]
+    )
+    monkeypatch.setattr(telling, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(telling, "network_bytes", lambda: next(counters))
+    with opened(tmp_path, "tensorboard") as live:
+        tell(live, 1, 4.0)
+        tell(live, 2, 3.5)
+    read = EventAccumulator(str(next(tmp_path.glob("live/*")))).Reload()  # type: ignore[no-untyped-call]
+    sent, received = (
+        [each.value for each in read.Scalars(f"network_{way}_bytes_per_second")] for way in ("sent", "received")
+    )
+    assert received[0] == pytest.approx(2 * sent[0]) and sent[0] > 0
+    assert sent[1] == 0 and received[1] > 0
 
 
 def test_the_endpoint_ends_with_the_measurement(told: Told) -> None:

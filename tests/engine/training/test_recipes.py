@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,21 @@ def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: Rank
     (newest / "progress.json").write_text("torn")
     seen = train(0, Run(ranks=2, epochs=3, checkpoints=str(tmp_path)))  # batches of 4, so that it accumulates
     follows(seen, whole)
+
+
+def test_the_rest_of_an_epoch_is_that_of_its_own_order_of_examples(tmp_path: Path) -> None:
+    """With another seed, or other data, some examples came twice and others never, without a word."""
+    whole, cut = (Run(checkpoints=str(tmp_path / name), checkpoint_every=49) for name in ("whole", "cut"))
+    train(0, whole)
+    assert len(train(0, replace(whole, epochs=3, seed=1))["losses"]) == 75, "an epoch begins in whatever order"
+    train(0, cut)
+    (tmp_path / "cut" / "step_00000050" / "progress.json").write_text("torn")
+    said = r"checkpoints: .*step_00000049 is in the middle of an epoch of (\d+) examples, shuffled with seed 0; got "
+    with pytest.raises(ValueError, match=rf"{said}\1 examples, shuffled with seed 1, which would repeat some and skip"):
+        train(0, replace(cut, epochs=3, seed=1))
+    with pytest.raises(ValueError, match=rf"{said}{EXAMPLES + 1} examples, shuffled with seed 0, which would"):
+        train(0, replace(cut, epochs=3), Points(EXAMPLES + 1, 2))
+    follows(train(0, replace(cut, epochs=3)), train(0, Run(epochs=3)))
 
 
 def test_processes_of_a_group_train_models_of_their_own(pool: RankPool, tmp_path: Path) -> None:

@@ -1,26 +1,34 @@
 """What a launch that serves keeps of its server's command."""
 
 import sys
+import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.common.files.reading import read_model
+from configs.load.job import Endpoint, LoadJob
+from configs.load.objectives import RequestObjectives
+from configs.load.samples import FACTS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
+from configs.plans.job import Measurement
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.paths import JobPaths
 from configs.serving.settings import ServingSettings
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
 from configs.spec.measuring import Measuring
+from configs.targets.target import LocalTarget
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, in_fields, shown_command
 from engine.workloads.servers.commands import ServerCommand, Wanted
 from engine.workloads.servers.process import RunningServer, ServerDiedError
 from tasks.models.model_cache import manifest_path
 from tasks.models.sources import resolve_model
+from tests.support.run_folders.load_runs import made_run, samples_of
 
 RUN = Path("/home/ann/work/runs/s")
 
@@ -137,6 +145,39 @@ def test_a_generator_that_writes_much_is_not_held_up(tmp_path: Path, monkeypatch
     runs = _Runs(None, None, served, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"^load generator: arrivals\.file: no such file$"):
         runs._generate(folder)
+
+
+def test_the_samples_of_a_search_are_on_disk_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all runs were in memory beside the server that is measured, and twice at the end."""
+    due = np.arange(0, 60, 0.1)
+    made = [made_run(due, ttft=0.1, tokens=400), made_run(due, ttft=0.2, tokens=300)]
+    for number, one in enumerate(made):
+        (tmp_path / f"made-{number}").mkdir()
+        (tmp_path / f"made-{number}" / FACTS_FILE).write_text(one.facts.model_dump_json())
+        np.savez(tmp_path / f"made-{number}" / SAMPLES_FILE, **samples_of([one]))
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f'#!/bin/sh\nn=${{4##*-00}}\ncp {tmp_path}/made-$((n % 2))/* "$4"\n')
+    stand_in.chmod(0o755)
+    work = ServeWorkload(find="max_rate", rate=10, objectives=RequestObjectives(ttft_seconds=1.0))
+    measurement = Measurement(cell=Cell(model="m", workload=work), repeat=0, attempt=1)
+    context = SimpleNamespace(job=SimpleNamespace(target=LocalTarget()), inputs=tmp_path)
+    endpoint = Endpoint(url="http://127.0.0.1", model="m")
+    served = SimpleNamespace(server=None, endpoint=endpoint, vocabulary=None, exact=True)
+    probes = SimpleNamespace(asked_tokens=0, again=lambda seconds, stop: None)
+    runs = _Runs(measurement, context, served, tmp_path / "load")  # type: ignore[arg-type]
+    monkeypatch.setattr("engine.workloads.serve.sys.executable", str(stand_in))
+    tracemalloc.start()
+    for number in range(8):
+        runs.run(number, 10.0, probes)  # type: ignore[arg-type]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000, "of 13 MB"
+    spent = [read_model(path, LoadJob).caps.spent_samples for path in sorted(tmp_path.glob("load/*/job.json"))]
+    assert spent[0] == 0 and spent[-1] > 1_500_000, "together they are read again"
+    columns = runs.columns()
+    whole = samples_of([made[number % 2] for number in range(8)])
+    for name in (*SAMPLE_COLUMNS, "run_requests", "run_lag_samples"):
+        assert np.array_equal(columns[name], whole[f"0/{name}"], equal_nan=True), name
 
 
 def test_a_server_that_cannot_be_sized_is_told_in_the_fields_of_a_study(tmp_path: Path) -> None:

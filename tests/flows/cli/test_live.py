@@ -77,6 +77,39 @@ def test_the_summary_tells_queued_from_running() -> None:
     ]
 
 
+def test_what_remains_is_predicted_until_the_first_measurement_is_done() -> None:
+    """It said `about ? remaining`, for as long as the first launch took."""
+    made = run_progress({0: "running"})
+    made.total = 100
+    assert "about ? remaining" in summary_line(made)
+    made.expect(599.9)
+    assert "about 10:00 remaining" in summary_line(made)
+    made.done, made.started = 50, time.monotonic() - 30
+    assert "about 0:30 remaining" in summary_line(made)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_launch_that_ended_shows_what_it_measured(terminal: bool) -> None:
+    made, stream = new_progress(), io.StringIO()
+    row = ProgressRow("launch", 1, 1, 1, done=1, state="completed", speed="48.1 to 412 tokens/s")
+    made.rows = [row]
+    console = Console(file=stream, width=120, force_terminal=False)
+    if terminal:
+        console.print(table_of(made))
+    else:
+        with show_progress(console):
+            pass
+    assert re.search(r"completed +48\.1 to 412 tokens/s", stream.getvalue())
+
+
+def test_the_predicted_duration_is_printed_once() -> None:
+    stream = io.StringIO()
+    with show_progress(Console(file=stream, width=200, force_terminal=False)):
+        new_progress().expect(7200)
+        time.sleep(0.7)
+    assert stream.getvalue().count("measuring takes about 2 h") == 1
+
+
 def printed(told: list[tuple[str, str, str]], terminal: bool = False) -> list[str]:
     """What is printed of a launch that goes through these states, notes and reasons."""
     made, stream = new_progress(), io.StringIO()

@@ -1,5 +1,6 @@
 """What renting is said to cost: at the prices that the user has refreshed, where there are any."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.hardware.prices import CATALOG_COLUMNS
+from configs.plans.paths import RunPaths
+from configs.spec.study import parse_study
 from configs.targets.rented import RentedTarget
+from flows import precheck
 from flows.cli import offers
 from flows.cli.deploy import deploying as deploy_command
 from flows.cli.main import app
+from flows.precheck import check_study
 from tasks.deployment import deploying
+from tasks.planning.study_cost import StudyCost
 from tasks.providers import clouds, study_nodes
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import RentalLease
@@ -100,6 +106,45 @@ def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixtu
     assert REFRESHED in capsys.readouterr().out
 
 
+def test_a_study_says_how_long_its_nodes_measure_and_for_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person was asked to rent by the price of an hour alone, without a word on how many hours."""
+    monkeypatch.setattr(precheck, "check_clusters", lambda plan: None)  # asks for credentials
+    study = parse_study(
+        {
+            "study": "s",
+            "models": [{"id": "synthetic:llama-110m@0"}],
+            "workload": {"kind": "generate", "prompt_tokens": 64, "new_tokens": 16},
+            "dtype": "float16",
+            "targets": [TARGET.model_dump(mode="json", exclude_defaults=True) | {"kind": "aws", "name": "t4"}],
+            "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+            "measuring": {"repeats": 3},
+        }
+    )
+    run = RunPaths(tmp_path / "run")
+    plan = check_study(study, tmp_path, tmp_path / "cache", run.folder, clusters=True)
+    costs = offers.expected_costs(plan, run, {"t4"}, False)
+    assert (costs["t4"].launches, costs["t4"].measurements) == (4, 8)
+    assert costs["t4"].usd == pytest.approx(costs["t4"].seconds * 7.25 / 3600)
+    assert offers.agreed_to_rent(study, True, costs)
+    said = capsys.readouterr().out
+    assert re.search(
+        r"rent +t4  measuring there takes about \d+ s, 0\.\d+ USD on demand; booting, preparing not counted\n", said
+    )
+    assert offers.expected_costs(plan, run, set(), False) == {}
+
+
+def test_nodes_side_by_side_measure_at_once() -> None:
+    cost = StudyCost(launches=9, measurements=9, seconds=7200, unknown=2, usd=8.4, node_seconds=10800)
+    assert offers.expected_line(cost, 2) == (
+        "measuring there takes about 90 min, 8.40 USD on demand; booting, preparing and 2 cells of unknown duration "
+        "not counted"
+    )
+    unknown = StudyCost(launches=9, measurements=9, seconds=30, unknown=9, usd=None, nothing_known=True)
+    assert offers.expected_line(unknown, 2) == "how long measuring there takes is unknown"
+
+
 def test_nodes_of_a_study_at_an_unknown_price_are_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run extends their lease for as long as it lives."""
     elsewhere = TARGET.model_copy(update={"regions": ["eu-north-1"]})
@@ -128,6 +173,18 @@ def test_nodes_are_waited_for_until_an_end(minutes: str) -> None:
     assert result.exit_code != 0 and f"--wait-minutes: got {float(minutes)}" in result.output
 
 
+def test_a_price_on_demand_that_stands_for_one_of_spot_is_named(refreshed: Path) -> None:
+    """It was shown as the price of spot nodes; without a word both looked alike."""
+    refreshed.write_text(refreshed.read_text() + "aws/g4dn.xlarge,eu-west-3,on_demand,0.61,2026-11-02,the list\n")
+    rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32"]
+
+    def offered(*market: str) -> str:
+        return CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest, *market], input="n\n").output
+
+    told = "no spot price is listed: this is the one on demand, listed on 2026-11-02 (the list)\n"
+    assert told in offered("--market", "spot") and "listed" not in offered()
+
+
 def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
     """It is the list's of one day, and rises up to the price on demand: nodes were offered for "at most" that much."""
     rows = refreshed.read_text() + "aws/g4dn.xlarge,us-east-1,spot,0.19,2025-11-06,the list\n"
@@ -135,6 +192,7 @@ def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
     words = "us-east-1, any zone, spot"
     offered = up("--market", "spot", "--hours", "2", "--nodes", "2")
     assert f"0.38 USD/h first ({words}), at most 14.50 USD/h; at most 29.00 USD in 2 h\n" in offered
+    assert "\nspot prices change: this is the one listed on 2025-11-06 (the list)\n" in offered
     refreshed.write_text(rows.splitlines()[0] + "\naws/g4dn.xlarge,eu-west-3,spot,0.19,2025-11-06,the list\n")
     rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32", "--market", "spot"]
     offered = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest], input="n\n").output

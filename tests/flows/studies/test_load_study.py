@@ -81,11 +81,11 @@ def test_samples_that_do_not_add_up_are_refused(served: RunPaths) -> None:
     study = load_run(served)
     reading = next(iter(study.points(study.plan.experiments[0])[0].completed.values()))
     samples = read_archive((served.folder / reading.path).with_suffix(".npz"))
-    assert len(runs_of(reading.record, samples, "here")) == 1
+    assert len(list(runs_of(reading.record, samples, "here"))) == 1
     with pytest.raises(DamagedSamplesError, match="here: no column outcome"):
-        runs_of(reading.record, {name: one for name, one in samples.items() if name != "0/outcome"}, "here")
+        next(runs_of(reading.record, {name: one for name, one in samples.items() if name != "0/outcome"}, "here"))
     with pytest.raises(DamagedSamplesError, match="do not belong"):
-        runs_of(reading.record, samples | {"0/run_requests": np.array([1e9])}, "here")
+        next(runs_of(reading.record, samples | {"0/run_requests": np.array([1e9])}, "here"))
 
 
 @pytest.mark.slow

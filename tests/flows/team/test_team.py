@@ -447,6 +447,16 @@ def test_a_folder_whose_path_no_database_takes_is_named(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_proxy_that_no_flow_run_could_be_started_with_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each flow run failed in Prefect's own program, before it began."""
+    monkeypatch.setenv("all_proxy", "socks://proxy:1080")
+    with pytest.raises(ValueError, match=r"ALL_PROXY, https_proxy or NO_PROXY: .*Unknown scheme .*pip install socksio"):
+        TeamSetup(tmp_path / "t").prepare()
+    assert not (tmp_path / "t").exists()
+
+
 def test_the_environment_is_the_users_but_for_what_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PREFECT_API_URL": "http://mine/api",

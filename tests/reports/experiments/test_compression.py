@@ -162,6 +162,15 @@ def test_the_words_recommend_the_fastest_that_loses_little(result: tuple[StudyRe
     assert "aggressive, bfloat16 has no figure: unsupported (no kernel for it here)." in lines
 
 
+def test_the_fastest_pass_names_those_that_are_as_fast(result: tuple[StudyResult, CompressionResult]) -> None:
+    assert "not told apart" not in compression_sentence(result[1])
+    rows = {row.label: row for row in result[1].rows}
+    int8, int4 = rows["int8, bfloat16"], rows["int4, bfloat16"]
+    as_fast = replace(int4, result=int8.result, throughput=int8.throughput)
+    found = replace(result[1], rows=tuple(as_fast if row is int4 else row for row in result[1].rows))
+    assert ", not told apart from int4, bfloat16. " in compression_sentence(found)
+
+
 def test_the_table_has_a_row_for_each_with_the_ladder(result: tuple[StudyResult, CompressionResult]) -> None:
     table = compression_table(result[1])
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}

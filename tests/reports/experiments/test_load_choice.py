@@ -1,5 +1,6 @@
 """Which server a load experiment decides for, and its sentence, from runs whose every moment is known."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -321,6 +322,18 @@ def test_what_is_asked_is_no_server_to_choose(name: str, first: object, second: 
     assert choose_server(found) is None
     assert load_sentence(found) == "Most tokens: 87.8 (87.8 to 87.8) tokens/s at b."
     assert load_lines(found)[0] == f"Points differ in what is asked ({name}), so none is chosen as a server."
+
+
+def test_the_knee_and_the_most_tokens_name_those_that_are_as_good() -> None:
+    rates = {2.0: [2.0] * 6, 4.0: [4.0] * 6, 8.0: [4.1, 3.9] * 3}
+    made = (point(f"rate {at:g}", values, {"rate": at, "new_tokens": 16 + at}) for at, values in rates.items())
+    text = load_sentence(experiment(*made))
+    assert ", not told apart from rate " in text.partition("Most tokens: ")[2]
+    points = [point(f"rate {at:g}", values, {"rate": at}, open_loop=True) for at, values in rates.items()]
+    knee = experiment(*points).knees()[""]
+    assert {knee.at, *knee.tied} == {4.0, 8.0}
+    text = load_sentence(experiment(*points))
+    assert re.search(r"knee .* is at [48]\.00 requests/s, .*, not told apart from [48]\.00 requests/s\.", text)
 
 
 def test_settings_of_a_server_are_a_choice() -> None:

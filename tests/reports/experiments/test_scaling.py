@@ -299,9 +299,22 @@ def test_a_peak_that_is_the_same_everywhere_goes_nowhere(monkeypatch: pytest.Mon
 def test_the_best_median_of_a_sweep_may_lose_in_the_common_blocks() -> None:
     points = sweep(*study_of({"x 1": (1, [30.0, 30.0, 9.0]), "x 2": (1, [None, None, 10.0])}, "sweep"))
     assert sweep_sentence(points) == (
-        "Throughput is highest at x 1: 30.0 items/s; in the blocks that both have it is 0.900 times (1 pair) that of "
-        "x 2."
+        "Throughput is highest at x 1: 30.0 items/s, not told apart from x 2; in the blocks that both have it is 0.900 "
+        "times (1 pair) that of x 2."
     )
+
+
+def test_the_best_point_of_a_sweep_names_those_that_are_as_good() -> None:
+    """A reader changed a setting for what the next run's noise took back."""
+    speeds = {"x 1": [10.0, 10.0], "x 2": [20.0, 20.6], "x 4": [20.1, 20.2], "x 8": [20.3, 20.1]}
+    points = sweep(*study_of({label: (1, [*values]) for label, values in speeds.items()}, "sweep"))
+    assert sweep_sentence(points) == (
+        "Throughput is highest at x 2: 20.3 items/s, not told apart from x 4 and x 8; it is 2.03 times (2.00 to 2.06, "
+        "range of 2 pairs) that of x 1."
+    )
+    many = {"baseline": (1, [10.0, 10.0]), **{label: (1, [*values]) for label, values in speeds.items()}}
+    text = optimization_sentence(*optimization(*study_of(many, "optimization")))
+    assert "the baseline's throughput, the most, not told apart from x 8 and x 4; x 1 1.00 times" in text
 
 
 def test_the_field_of_most_values_is_the_axis() -> None:

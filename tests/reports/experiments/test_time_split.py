@@ -12,6 +12,9 @@ from hypothesis import strategies as some
 from configs.plans.paths import RunPaths
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
+from reports.answer import answer
+from reports.decisions.cost import cell_costs
+from reports.decisions.decision import decide
 from reports.decisions.objectives import judge_objectives
 from reports.plots.experiments.profiled import draw_profiled, parts
 from reports.plots.style import drawn
@@ -187,6 +190,25 @@ def test_the_report_shows_it_and_says_so_where_time_goes(tmp_path: Path) -> None
     )
     assert said + "22.5 % of the pass is exposed." in time_split_sentence(known), "a pipeline's pass was `own work`"
     assert "Within these parts" not in time_split_sentence(unknown)
+
+
+def test_the_opening_says_what_scaling_loses_to_communication(tmp_path: Path) -> None:
+    """It gave the efficiency of the most ranks without a word on what it was lost to."""
+    cells = [cell(dp=ranks) for ranks in (1, 2, 4)]
+    run = write_run(tmp_path / "run", make_plan(cells, 2, experiments=[strong(cells)]))
+    for item, rate in zip(cells, (1000.0, 1800.0, 2900.0), strict=True):
+        write_measurements(run, item, [rate] * 2)
+
+    def opening() -> str:
+        study = load_run(run)
+        told = [sentence.text for sentence in answer(study, [], decide(study, cell_costs(study)))]
+        return next(text for text in told if "strong scaling" in text)
+
+    assert "exposed communication" not in opening()
+    write_profile(run, cells[2], [figures(0.7, 0.3, 0.19)] * 4, {})
+    assert "; exposed communication takes 19 % of a pass at 4 ranks" in opening()
+    write_profile(run, cells[1], [figures(0.9, 0.1, 0.04)] * 2, {})
+    assert "; exposed communication takes 4.0 % of a pass at 2 ranks and 19 % at 4" in opening()
 
 
 def test_without_a_profile_there_is_no_section(tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
 """Runs as a record of the workload `serve` keeps them."""
 
 import json
+import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from configs.common.arrays import Floats
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import RequestOutcome
+from configs.load.samples import FACTS_FILE, SAMPLES_FILE, RequestOutcome
+from configs.load.search import SEARCH_FILE
 from configs.records.record import Figure, Record, Status
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import errors_text
 from reports.load.metrics import serving_metrics
 from reports.load.next_rate import goal_of, search_after
+from reports.load.next_rate import main as next_rate
 from reports.load.records import runs_of
 from reports.load.samples import LoadRun
 from reports.load.verdict import judged
@@ -42,6 +47,31 @@ def test_a_cap_that_ended_a_search_leaves_it_what_it_had_found() -> None:
     assert found.reason == "max_tokens: 9,000 tokens asked for"
 
 
+def leave_runs(folder: Path, runs: Sequence[LoadRun]) -> None:
+    """A search's folder, as its launch has it between two runs."""
+    folder.mkdir()
+    work = ServeWorkload(find="max_rate", rate=10, objectives=OBJECTIVES)
+    (folder / SEARCH_FILE).write_text(work.search(None).model_dump_json())
+    for number, run in enumerate(runs):
+        (folder / f"run-{number:03d}").mkdir()
+        (folder / f"run-{number:03d}" / FACTS_FILE).write_text(run.facts.model_dump_json())
+        np.savez(folder / f"run-{number:03d}" / SAMPLES_FILE, **samples_of([run]))
+
+
+def test_a_search_looks_at_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The samples of all its runs were in memory at once, beside the server that it measures."""
+    run = made_run(np.arange(0, 60, 0.1), ttft=0.1, tokens=400)
+    peaks = []
+    for count in (1, 12):
+        leave_runs(tmp_path / str(count), [run] * count)
+        tracemalloc.start()
+        assert next_rate([str(tmp_path / str(count))]) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[0] > 4_000_000 and peaks[1] < 2 * peaks[0]
+    assert [json.loads(line)["rate"] for line in capsys.readouterr().out.splitlines()] == [20.0, None]
+
+
 def test_a_record_tells_why_requests_failed() -> None:
     outcome = np.where(np.arange(100) < 40, RequestOutcome.DROPPED, RequestOutcome.COMPLETED)
     run = made_run(np.arange(100) / 10, ttft=0.1, outcome=outcome)
@@ -50,7 +80,7 @@ def test_a_record_tells_why_requests_failed() -> None:
     (read,) = runs_of(record, samples, "here")
     assert judged(read, serving_metrics(read)).reason == "40 requests not sent: Too many open files"
     damaged, samples = kept(ServeWorkload(rate=10), [run], errors='{"HTTP 500: cut of')
-    assert runs_of(damaged, samples, "here")[0].facts.errors == {}
+    assert next(runs_of(damaged, samples, "here")).facts.errors == {}
 
 
 def test_many_messages_stay_readable_in_the_size_of_a_record() -> None:

@@ -9,11 +9,20 @@ from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.spec.study import parse_study
+from configs.targets.target import LocalTarget
 from reports.reading.load import load_run
 from reports.render import render_report
-from reports.runs.join import common_table, cost_table, find_runs, joined_report, nodes_environment_table, nodes_of
+from reports.runs.join import (
+    common_table,
+    cost_table,
+    find_runs,
+    joined_report,
+    nodes_environment_table,
+    nodes_of,
+    spending_table,
+)
 from reports.runs.join_best import Contender, best_sentences
-from tests.support.run_folders import made_studies
+from tests.support.run_folders import made_studies, priced_runs
 from tests.support.run_folders.report_runs import (
     MODEL,
     cell_on,
@@ -177,6 +186,30 @@ def test_costs_of_different_work_are_in_rows_of_their_own(tmp_path: Path) -> Non
         ("gpu-b", "tiny, generate, prompt tokens 8, new tokens 5", "111"),
         ("gpu-b", "tiny, generate, prompt tokens 512, new tokens 5", "27.8"),
     ]
+
+
+def test_the_runs_of_a_joined_report_say_what_they_cost(tmp_path: Path) -> None:
+    """Total cost, duration and price of an hour of each provider: the price of a token says nothing of the bill."""
+    runs = []
+    for name, machine, price in (("aws", "aws/g4dn.xlarge/us-east-1", 0.526), ("own", None, None)):
+        one = priced_runs.cell(target=name)
+        targets = (LocalTarget(name=name, machine=machine),)
+        plan = priced_runs.make_plan([one], repeats=1, prices={name: price} if price else {}, targets=targets)
+        runs.append(priced_runs.write_run(tmp_path / name, plan))
+        priced_runs.write_measurements(runs[-1], one, [100.0])
+        priced_runs.write_launch(runs[-1], "job-timed-0", one, 0, 0, 1800)
+    studies = [load_run(run) for run in runs]
+    table = spending_table(nodes_of(studies))
+    assert table is not None and table.columns[:5] == (
+        "run", "provider", "target", "total cost, USD", "duration, hours",
+    )  # fmt: skip
+    assert [row[:6] for row in table.rows] == [
+        ("`aws`", "AWS", "aws", "0.263", "0.500", "0.5260"),
+        ("`own`", "–", "own", "–", "0.500", "–"),
+    ]
+    assert table.rows[1][6] == "price unknown"
+    text = joined_report(studies)
+    assert "What the runs cost: " in text and "| `aws` | AWS | aws | 0.263 | 0.500 | 0.5260 | on demand | 1 |" in text
 
 
 def test_a_training_that_diverged_makes_no_node_the_best(tmp_path: Path) -> None:

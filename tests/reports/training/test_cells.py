@@ -392,7 +392,8 @@ def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
     write_training(run, ways["fsdp"], 0.9, repeats=1)
     found = next(each for each in strategies(load_run(run)) if each.target == "fast")
     assert ranking(found).pairs == 1 and ranking(found).clear == 0
-    assert "No pair of ways differs clearly" in strategies_sentence(found)
+    text = strategies_sentence(found)
+    assert "s a step (1 repeat), not told apart from fsdp. " in text and "No pair of ways differs clearly" in text
     assert column(strategies_table(load_run(run), found), "state").count("missing") == 1
 
 

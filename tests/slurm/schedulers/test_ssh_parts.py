@@ -32,6 +32,8 @@ from slurm.ssh import node_files, node_program
 from slurm.ssh.connection import Facts, HostAway, HostError
 from tests.support.flushed import names_of_flushed
 
+PLACED = HostPlacement(hosts=("a",), run="s-0123abcd", folder="f")
+
 
 def target(*names: str) -> SshTarget:
     return SshTarget.model_validate({"hosts": list(names)})
@@ -163,7 +165,7 @@ def test_a_host_finds_every_kind_of_process_that_a_launch_has() -> None:
 def test_a_job_that_another_process_began_is_paid_for_from_then_on(tmp_path: Path, began: bool) -> None:
     paths = JobPaths(tmp_path)
     paths.job.write_text(job_on(target("a", "b"), 2).model_dump_json())
-    paths.hosts.write_text(HostPlacement(hosts=("a", "b"), folder="x").model_dump_json())
+    paths.hosts.write_text(HostPlacement(hosts=("a", "b"), run="s-0123abcd", folder="x").model_dump_json())
     paths.submission.write_text(Submission(job_id="j", submitted_at="2026-01-01T10:00:00+00:00").model_dump_json())
     for rank in range(2 * began):
         launcher = Launcher(
@@ -235,11 +237,28 @@ def job_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) 
     paths = JobPaths(tmp_path / "jobs" / "0001")
     paths.folder.mkdir(parents=True)
     paths.job.write_text(job_on(target(*names), len(names)).model_dump_json())
-    paths.hosts.write_text(HostPlacement(hosts=names, folder="x").model_dump_json())
+    paths.hosts.write_text(HostPlacement(hosts=names, run="s-0123abcd", folder="x").model_dump_json())
     hosts = {name: HostInMemory(name) for name in names}
     monkeypatch.setattr(ssh_job, "host_of", lambda target, host: hosts[host.name])
     monkeypatch.setattr(node, "interpreter_name", lambda target: "python")
     return SshJob(paths.folder, Turns()), list(hosts.values())
+
+
+def test_a_run_folder_that_was_moved_finds_its_jobs_on_their_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were looked for in a folder of the new path, called lost, and measured a second time beside themselves."""
+    job, _ = job_in_memory(tmp_path / "runs" / "s", monkeypatch, "a")
+    job.paths.hosts.unlink()
+    monkeypatch.setattr(job._turns, "held_by", lambda _: job.target.hosts)
+    job._place()
+    [before] = job.nodes
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    moved = SshJob(tmp_path / "elsewhere" / "s" / "jobs" / "0001", Turns())
+    assert moved.placed() == ("a",)
+    [after] = moved.nodes
+    places = [asyncio.run(each._place())[0] for each in (after, before)]
+    assert places[0] == places[1] and places[0].startswith("/work/runs/s-")
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
@@ -282,7 +301,7 @@ def test_a_file_that_is_gone_when_it_is_fetched_ends_no_job(
 
     job, _ = job_in_memory(tmp_path, monkeypatch, "a")
     monkeypatch.setattr(ssh_job, "host_of", lambda target, host: Hasty(host.name))
-    [one] = job._nodes(HostPlacement(hosts=("a",), folder="x"))
+    [one] = job._nodes(HostPlacement(hosts=("a",), run="s-0123abcd", folder="x"))
     if why == errno.ENOENT:
         asyncio.run(one.look())
         assert (job.paths.folder / "end_0.json").read_text() == "{}"
@@ -316,7 +335,7 @@ def test_files_that_are_too_many_for_one_answer_are_brought_by_several(
     job, _ = job_in_memory(tmp_path, monkeypatch, "a")
     host = Full("a")
     monkeypatch.setattr(ssh_job, "host_of", lambda target, named: host)
-    [one] = job._nodes(HostPlacement(hosts=("a",), folder="x"))
+    [one] = job._nodes(HostPlacement(hosts=("a",), run="s-0123abcd", folder="x"))
     asyncio.run(one.look())
     assert one.over and host.answers == 4
     assert all((job.paths.folder / name).read_text() == "{}" for name in names)
@@ -329,7 +348,7 @@ def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def end() -> None:
-        job.nodes = job._nodes(HostPlacement(hosts=("a", "b"), folder="x"))
+        job.nodes = job._nodes(HostPlacement(hosts=("a", "b"), run="s-0123abcd", folder="x"))
         for one in job.nodes:
             monkeypatch.setattr(one, "look", full)
         await job._end([EndedFromOutside(Status.LOST, "b: gone", ("b",))])
@@ -341,9 +360,7 @@ def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatc
 def test_parts_are_on_disk_before_the_hosts_copy_is_removed(tmp_path: Path) -> None:
     """After a crash of this machine there was neither the one nor the other."""
     on = SimpleNamespace(name="a")
-    made = node.NodeJob(
-        JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, HostPlacement(hosts=("a",), folder="f"), 0
-    )  # type: ignore[arg-type]
+    made = node.NodeJob(JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, PLACED, 0)  # type: ignore[arg-type]
     files = [[name, 3, 1, 3] for name in ("parts/m.rank_0.json", "rank_0.log")]
     with names_of_flushed() as flushed:
         assert asyncio.run(made._bring("/there", files, b"abcdef", ended=True)) == 2
@@ -370,7 +387,7 @@ def test_a_job_that_ended_and_has_much_to_bring_is_not_said_to_run(
     paths = JobPaths(tmp_path)
     paths.job.write_text(job_on(target("a"), 1).model_dump_json())
     cancelled = SshJob(tmp_path, Turns())
-    made = node.NodeJob(paths, cancelled.job, cancelled.target, Slow(), HostPlacement(hosts=("a",), folder="f"), 0)  # type: ignore[arg-type]
+    made = node.NodeJob(paths, cancelled.job, cancelled.target, Slow(), PLACED, 0)  # type: ignore[arg-type]
     made._folder = "/there"
     cancelled.nodes = [made]
     monkeypatch.setattr(made, "_place", lambda: placed("/there"))
@@ -427,7 +444,7 @@ def test_inputs_of_any_size_are_carried_to_hosts_that_may_share_a_folder(
     paths.folder.mkdir(parents=True)
     job = job_on(target("a", "b"), 2)
     paths.job.write_text(job.model_dump_json())
-    placement = HostPlacement(hosts=("a", "b"), folder="0001-timed-x.1234")
+    placement = HostPlacement(hosts=("a", "b"), run="s-0123abcd", folder="0001-timed-x.1234")
     hosts = [Here(), Here()]
     made = [node.NodeJob(paths, job, job.target, host, placement, rank) for rank, host in enumerate(hosts)]  # type: ignore[arg-type]
     for one in made:

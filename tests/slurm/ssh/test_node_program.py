@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,34 @@ from slurm.ssh import connection, node_program
 def test_files_of_the_home_folder_are_not_imported(module: str, tmp_path: Path) -> None:
     """Login shells begin there, and many have a secrets.py: the host was told to lack Python."""
     (tmp_path / f"{module}.py").write_text("raise ImportError('of the user')\n")
-    sources = [(name, (connection._ROOT / f"{name.replace('.', '/')}.py").read_text()) for name in connection._PARTS]
-    packages = [(name, "") for name in ("slurm", "slurm.staging", "slurm.ssh")]
     asked = {"id": 1, "op": "sizes", "body_bytes": 0, "paths": [str(tmp_path)]}
     done = subprocess.run(
         ["sh", "-c", connection._START, "sh", sys.executable, connection._BOOT], cwd=tmp_path, capture_output=True,
-        text=True, input=f"{json.dumps([*packages, *sources])}\n{json.dumps(asked)}\n", timeout=600,
+        text=True, input=f"{connection.program_line().decode()}{json.dumps(asked)}\n", timeout=600,
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1]) == {"id": 1, "body_bytes": 0, "sizes": [0]}, done.stderr
+
+
+def test_an_installation_whose_connection_breaks_leaves_nothing(tmp_path: Path) -> None:
+    """Each attempt left its environment on the host; here pip waits for a list of packages that nobody writes."""
+    os.mkfifo(tmp_path / "packages")
+    asked = {
+        "id": 1, "op": "install", "body_bytes": 0, "folder": str(tmp_path / "libraries" / "0123abcd"), "limit": 600,
+        "constraints": os.devnull, "requirements": ["-r", str(tmp_path / "packages")],
+    }  # fmt: skip
+    (tmp_path / "libraries").mkdir()
+    command = ["sh", "-c", connection._START, "sh", sys.executable, connection._BOOT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as program:
+        assert program.stdin is not None
+        program.stdin.write(connection.program_line() + json.dumps(asked).encode() + b"\n")
+        program.stdin.flush()
+        deadline = time.monotonic() + 300
+        while not list((tmp_path / "libraries").glob(".0123abcd.*/bin/python")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        [half] = (tmp_path / "libraries").iterdir()
+        program.stdin.close()
+        assert program.wait(300) == 0
+    assert not half.exists() and list((tmp_path / "libraries").iterdir()) == []
 
 
 def test_a_folder_that_is_named_keeps_no_other_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

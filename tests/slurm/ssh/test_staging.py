@@ -4,13 +4,17 @@ import asyncio
 import compileall
 import shutil
 import sys
+import time
 from collections.abc import Awaitable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from configs.common.base import sha256_of_file
+from configs.common.files import abandoned
+from configs.common.files.abandoned import ABANDONED_SECONDS
 from configs.common.files.project_files import ROOT
 from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
@@ -95,6 +99,34 @@ def test_libraries_that_a_host_has_cleared_in_part_are_installed_again(
         assert (folder / "torch.py").exists()
         if expected == 1:
             (folder / "torch.py").unlink()
+
+
+def test_what_transfers_and_installations_left_that_were_killed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each interrupted installation stayed on the host, with some gigabytes."""
+    later = time.time() + ABANDONED_SECONDS + 60
+    monkeypatch.setattr(abandoned, "time", SimpleNamespace(time=lambda: later))
+    installed, carried = ".0123456789abcdef.k3_x9abc", ".0123456789abcdef.89abcdef.0"
+    left = {"libraries": installed, "code": carried, "models": ".m0del.cleared"}
+    for kind, name in left.items():
+        (tmp_path / "rankwise" / kind / name / "bin").mkdir(parents=True)
+    staged(staging._remove_abandoned(member("a", tmp_path)))
+    assert [list((tmp_path / "rankwise" / kind).iterdir()) for kind in ("libraries", "code")] == [[], []]
+    assert (tmp_path / "rankwise" / "models" / ".m0del.cleared").exists(), "no name of ours"
+
+
+def test_a_host_that_reaches_no_package_index_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(command: list[str], limit_seconds: float) -> None:
+        if "pip" in command:
+            raise OSError("pip: exit code 1\nERROR: No matching distribution found for torch")
+
+    monkeypatch.setattr(node_files, "_call", call)
+    with pytest.raises(HostError, match=r"(?s)a: .*No matching distribution.*set the target's `python`"):
+        staged(staging._install(member("a", tmp_path)))
+    assert not [each for each in (tmp_path / "rankwise" / "libraries").iterdir() if each.is_dir()]
 
 
 def test_the_configuration_of_a_synthetic_model_that_was_cleared_is_brought_again(tmp_path: Path) -> None:

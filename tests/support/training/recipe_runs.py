@@ -61,6 +61,7 @@ class Run:
     accumulation: int = 1
     optimizer: str = "Adam"
     times: dict[str, Any] | None = None
+    seed: int = 0
 
 
 def make_model(norm: bool = False) -> nn.Module:
@@ -94,7 +95,7 @@ def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     model = Partly() if run.spare else tied_model() if run.tied else make_model(run.norm)
     recipe = ClassifyRecipe(
         model, nn.CrossEntropyLoss(), OptimizerSpec(run.optimizer, patterns=["*"], lr=0.01), use_distributed=True,
-        strategy=run.strategy, dtype=run.dtype, accumulation=run.accumulation, timeout_seconds=40,
+        strategy=run.strategy, dtype=run.dtype, accumulation=run.accumulation, timeout_seconds=40, seed=run.seed,
     )  # fmt: skip
     size = GLOBAL_BATCH // run.ranks // run.accumulation
     history = recipe.train(

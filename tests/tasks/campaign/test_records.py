@@ -76,15 +76,17 @@ def leave_part(
     failure: Failure | None = None,
     finished: str = "2026-01-01T00:00:02+00:00",
     heads_node: bool | None = None,
+    host: str = "h",
+    started: str = "2026-01-01T00:00:01+00:00",
 ) -> None:
     heads_node = rank == 0 if heads_node is None else heads_node
     of_node = {"cpu_busy_seconds": 3.4, "machine_cores": 2}
     part = RankPart(
         measurement=measurement.name,
         rank=rank,
-        host="h",
+        host=host,
         status=Status.FAILED if failure else Status.COMPLETED,
-        started_at="2026-01-01T00:00:01+00:00",
+        started_at=started,
         finished_at=finished,
         failure=failure,
         environment={"torch": "x"} if rank == 0 else {},
@@ -219,6 +221,20 @@ def test_the_first_cause_counts_not_the_peers_that_saw_it(run: RunPaths) -> None
     leave_end(paths, Status.FAILED, MEASUREMENTS[0])
     failure = collect_job(run, NAME).records[0].failure
     assert failure is not None and failure.message == "bad input"
+
+
+@pytest.mark.parametrize("minute", ["00", "09"], ids=["the later host's clock is slow", "and fast"])
+def test_clocks_of_two_hosts_are_not_compared(run: RunPaths, minute: str) -> None:
+    """The rank that failed 2 s after the other was called the cause where its host's clock was slow."""
+    started = f"2026-01-01T00:{minute}:00+00:00"
+    first, later = (Failure(message=text, rank=rank, kind="ValueError") for rank, text in enumerate(("bad", "odd")))
+    begun, paths = "2026-01-01T00:05:00+00:00", run.job(NAME)
+    leave_part(paths, MEASUREMENTS[0], 0, first, begun.replace(":00+", ":01+"), host="a", started=begun)
+    leave_part(paths, MEASUREMENTS[0], 1, later, started.replace(":00+", ":03+"), host="b", started=started)
+    leave_end(run.job(NAME), Status.FAILED, MEASUREMENTS[0])
+    record = collect_job(run, NAME).records[0]
+    assert record.failure is not None and record.failure.message == "bad"
+    assert (record.started_at, record.finished_at) == (begun, "2026-01-01T00:05:03.000000+00:00")
 
 
 def test_a_launch_that_never_began_says_so(run: RunPaths) -> None:

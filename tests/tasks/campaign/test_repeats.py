@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.packing import Launch
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
+from configs.plans.rentals import RentalAttempt, Rentals, StudyRental
 from configs.records.rates import Rates
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
@@ -22,9 +24,11 @@ from configs.targets.target import LocalTarget, SshTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from flows.cluster_launches import SubmissionQueue, run_on_clusters
+from reports.decisions.spending import study_costs
 from reports.numbers.stopping import next_look
-from reports.reading.load import CellResult
+from reports.reading.load import CellResult, load_run
 from reports.reading.read import Reading
+from tasks.campaign.launch_prices import LaunchPrices
 from tasks.campaign.launches.leftovers import collected_marker
 from tasks.campaign.ledger import read_ledger, targets_to_measure
 from tasks.campaign.progress import ProgressRow, RunProgress
@@ -167,6 +171,78 @@ def test_a_targets_own_price_counts_towards_a_budget(tmp_path: Path, target: dic
     budget.paid("gpu", 900)
     assert budget.spent(here=False) is None  # 0.90 of 1 dollar
     assert budget.spent([("gpu", 200.0)], here=False) == "budget of money"
+
+
+def priced_study(target: str, **changes: Any) -> Any:
+    """A study of this machine under a name, with a budget of one dollar."""
+    data = {
+        "study": "s", "workload": {"kind": "noop"}, "measuring": {"budget_usd": 1.0},
+        "targets": [{"kind": "local", "name": target, "price_usd_per_hour": 3.6}],
+        "experiments": {"one": {"kind": "sweep", "over": {"items": [1]}}},
+    }  # fmt: skip
+    return parse_study(data | changes)
+
+
+def test_launches_on_a_target_that_was_renamed_still_cost_money(tmp_path: Path) -> None:
+    """A study whose budget was spent had all of it again once its target had another name in the file."""
+    run = RunPaths(tmp_path / "run")
+    old = make_plan(priced_study("local"), [], copy_inputs(priced_study("local"), run, tmp_path), run.inputs)
+    for name, minutes in (("a", 10), ("b", 12)):
+        launch(run, name, "2026-01-01T00:00:00+00:00", None, f"2026-01-01T00:{minutes}:00+00:00")
+
+    def planned_again(study: Any, before: Plan | None) -> Plan:
+        plan = make_plan(study, [], copy_inputs(study, run, tmp_path), run.inputs, before=before)
+        run.plan.write_text(plan.model_dump_json())
+        return plan
+
+    renamed = priced_study("here")
+    plan = planned_again(renamed, old)
+    plan = planned_again(renamed, plan)  # and by the plan after it
+    assert launched_usd(plan, run) == pytest.approx(1.32) and launched_usd(plan, run, {"here"}) == 0
+    assert Budget(Stub(plan, run)).spent() == "budget of money"  # type: ignore[arg-type]
+    [cost] = study_costs(load_run(run))
+    assert (cost.target, cost.usd) == ("local", pytest.approx(1.32)) and cost.seconds["idle"] == 0
+
+    plan = planned_again(renamed, None)  # as where the earlier plan cannot be read
+    with pytest.raises(StudyError, match=r"budget_usd: .*run has launches on local, which .* Name `target: local` in"):
+        Budget(Stub(plan, run))  # type: ignore[arg-type]
+    (tmp_path / "prices.yaml").write_text("prices: [{target: lo*, usd_per_hour: 0.36}]\n")
+    plan = planned_again(priced_study("here", prices="prices.yaml"), old)
+    assert launched_usd(plan, run) == pytest.approx(0.132)
+
+
+@pytest.mark.parametrize(("own", "usd"), [({}, 0.06 + 0.3), ({"price_usd_per_hour": 3.6}, 3.6 + 3.6)])
+def test_jobs_on_rented_nodes_cost_what_these_were_rented_for(
+    tmp_path: Path, own: dict[str, float], usd: float
+) -> None:
+    """At the price on demand of the first region, whatever the market and the place that gave the nodes."""
+    target = {"kind": "aws", "name": "gpu", "instance": "g4dn.xlarge", "regions": ["us-east-1"], "market": "spot"}
+    study = priced_study("", targets=[target | own])
+    run = RunPaths(tmp_path)
+    plan = make_plan(study, [], copy_inputs(study, run, tmp_path), run.inputs)
+    run.plan.write_text(plan.model_dump_json())
+    prices = LaunchPrices(plan, run)
+    listed = plan.prices["gpu"].price
+    assert listed is not None and prices.per_second("gpu") == listed.usd_per_hour / 3600  # nothing is rented yet
+    refused, spot, dear = (
+        RentalAttempt(at=f"2026-01-01T0{hour}:00:00+00:00", region=region, market=market, usd_per_hour=price,
+                      problem=problem)
+        for hour, region, market, price, problem in (
+            (0, "us-east-1", "spot", 0.01, "capacity"),
+            (1, "us-east-1", "spot", 0.06, None),
+            (3, "us-west-2", "on_demand", 0.3, None),
+        )
+    )  # fmt: skip
+    rental = StudyRental(
+        target="gpu", provider="aws", instance="g4dn.xlarge", nodes=1, name="r", attempts=(refused, spot, dear)
+    )
+    run.rentals.write_text(Rentals(rentals=(rental,)).model_dump_json())
+    early = datetime(2026, 1, 1, 2, tzinfo=UTC).timestamp()
+    assert 3600 * ((prices.per_second("gpu", early) or 0) + (prices.per_second("gpu") or 0)) == pytest.approx(usd)
+    budget = Budget(Stub(plan, run))  # type: ignore[arg-type]
+    budget.paid("gpu", 3600)
+    budget.spent([("gpu", 3600.0)], here=False)
+    assert budget._progress.spent_usd == pytest.approx(2 * (3.6 if own else 0.3))
 
 
 def test_what_this_machine_cost_counts_while_jobs_run_on_a_cluster(

@@ -14,6 +14,7 @@ import pytest
 
 from configs.common.system.proc import start_ticks
 from configs.plans.paths import RunPaths
+from slurm.staging.packages import run_digest
 from tasks.campaign.run_lock import FolderInUse, held_since, is_locked, run_lock
 
 
@@ -70,3 +71,21 @@ def test_a_file_system_without_locks_is_said_with_what_to_do(
         pass
     assert not is_locked(run)
     assert held_since(run) is None
+
+
+def test_run_folders_of_two_containers_with_equal_paths_are_told_apart(tmp_path: Path) -> None:
+    """On a cluster that both submit to, each cleared the job folders of the other."""
+    run, digests = RunPaths(tmp_path / "s"), []
+    for _ in ("one container", "another"):
+        with run_lock(run):
+            digests.append(run_digest(run.folder))
+        with run_lock(run):  # that goes on
+            assert run_digest(run.folder) == digests[-1]
+        run.folder.rename(tmp_path / str(len(digests)))
+    assert digests[0] != digests[1]
+    older = RunPaths(tmp_path / "older")
+    older.folder.mkdir()
+    older.lock.touch()
+    before = run_digest(older.folder)
+    with run_lock(older):
+        assert run_digest(older.folder) == before  # its jobs are looked for where they are

@@ -47,10 +47,10 @@ def test_a_study_of_a_cluster_is_checked_where_there_is_none(tmp_path: Path) -> 
 @pytest.mark.usefixtures("no_slurm")
 def test_to_run_it_the_scheduler_must_answer() -> None:
     with pytest.raises(StudyError, match=r"^targets\[1\]: `scontrol`: not found on PATH\. Submit from"):
-        check_clusters(plan_of({"name": "here"}, LAB))
+        check_clusters(plan := plan_of({"name": "here"}, LAB), plan.targets)
     with pytest.raises(ClusterError):
         machine_fingerprint([SlurmTarget.model_validate(LAB)])
-    check_clusters(plan_of({"name": "here"}))
+    check_clusters(plan := plan_of({"name": "here"}), plan.targets)
 
 
 def test_live_streams_name_the_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,27 @@ def test_nothing_is_rented_with_a_disk_that_does_not_hold_the_models(
     assert not list(requirements._small_disks(plan.model_copy(update={"targets": (large, plan.targets[1])})))
 
 
+def test_nothing_is_rented_where_its_cloud_ends_it_before_one_launch_has_measured(tmp_path: Path) -> None:
+    """Google fixes a machine's end: a ladder of loads on one server was cut each time, however often it was run."""
+    target = {"kind": "gcp", "instance": "n1-standard-8", "regions": ["us-central1"]}
+    served = {"kind": "serve", "new_tokens": 4, "rate": 1, "duration_seconds": 1800}
+    loads = {"loads": {"kind": "load", "over": {"rate": [1, 2, 4, 8, 16]}}}
+    work = {"workload": served, "experiments": loads}
+    told = (
+        "targets[0].lease_hours: got 1, with which gcp ends its nodes after 2 h however long the run goes on, but one "
+        "launch measures 5 cells for at least 2.5 h. "
+    )
+    [problem] = problems(tmp_path, **work, targets=[target])
+    assert problem == f"{told}Set it to 2 or more, or `pack: false` for a launch of each cell, or measure for less time"
+    assert checked(tmp_path, **work, targets=[target | {"lease_hours": 2}]).cells
+    assert checked(tmp_path, **work, targets=[target], pack=False).cells
+    elsewhere = {"kind": "aws", "instance": "c7i.4xlarge", "regions": ["us-east-1"]}
+    assert checked(tmp_path, **work, targets=[elsewhere]).cells, "there the run extends the lease as long as it lives"
+    days = work | {"workload": served | {"duration_seconds": 86_400}}
+    [problem] = problems(tmp_path, **days, targets=[target | {"lease_hours": 24}])
+    assert "ends its nodes after 48 h" in problem and "120 h. At most 24 is allowed, or `pack: false`" in problem
+
+
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
     work = STUDY["workload"]

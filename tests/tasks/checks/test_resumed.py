@@ -8,6 +8,7 @@ from configs.common.files.reading import read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
@@ -58,6 +59,22 @@ def test_a_cell_that_comes_back_keeps_the_rules_that_it_was_measured_with(tmp_pa
     check_rules(under(plan, 2, warmup=1), without, run)
     run.job("j0").job.unlink()
     check_rules(under(plan, 2, warmup=5), without, run)  # nobody knows any more
+
+
+def test_measurements_that_failed_hold_no_rules(tmp_path: Path) -> None:
+    """Where nothing had completed, for want of a longer warm-up, say, that longer one was refused in the folder."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    first, second = plan.cells.values()
+    write_record(run, first, 0, status=Status.FAILED)
+    write_job(run, "j0", first)
+    before, after = under(plan, 2, warmup=1), under(plan, 2, warmup=5)
+    check_rules(after, before, run)
+    check_rules(after, None, run)
+    write_record(run, second, 0)
+    for earlier in (before, None):
+        with pytest.raises(StudyError, match=r"measuring\.warmup: got 5, but .* was measured with 1"):
+            check_rules(after, earlier, run)
 
 
 def test_a_job_that_a_killed_run_left_keeps_the_rules_that_it_measures_with(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_servers_share_their_own_machine_alone(
     monkeypatch.setattr(placing, "stop", lambda *_: None)
     there = SimpleNamespace(name="there", root="/there")
     monkeypatch.setattr(placing, "SshPlace", lambda *_: there)
-    monkeypatch.setattr(placing, "partition_place", lambda *_: there)
+    monkeypatch.setattr(placing, "SlurmPlace", lambda *_: there)
     target = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b"][:hosts]}) if hosts else None
     store = Store(data=tmp_path, rented=tmp_path, cache=tmp_path)
     partition = cast(SlurmPartition, object()) if slurm else None

@@ -16,7 +16,7 @@ from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
 from slurm.ssh.node_program import hello
 from tasks.deployment import servers
-from tasks.deployment.deploying import _memory_of_rank
+from tasks.deployment.fit import free_memory_of_rank
 from tasks.deployment.places import LocalPlace, SshPlace
 from tasks.deployment.servers import ServerNotReady, ServerSpec, on_free_gpus, place_server, settings_of
 
@@ -88,9 +88,9 @@ def test_a_server_without_room_beside_the_others_is_not_started(monkeypatch: pyt
 
 
 def test_a_rank_has_a_gpu_to_itself() -> None:
-    assert _memory_of_rank(place(512 * GIB, 24 * GIB), None, 4) == 24 * GIB
-    assert _memory_of_rank(place(512 * GIB, 24 * GIB), "cpu", 4) == 128 * GIB
-    assert _memory_of_rank(place(512 * GIB, None), None, 4, machines=2) == 256 * GIB
+    assert free_memory_of_rank(place(512 * GIB, 24 * GIB), None, 4) == 24 * GIB
+    assert free_memory_of_rank(place(512 * GIB, 24 * GIB), "cpu", 4) == 128 * GIB
+    assert free_memory_of_rank(place(512 * GIB, None), None, 4, machines=2) == 256 * GIB
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_a_deployment_beside_others_takes_the_gpus_that_they_leave(
     machine = MachineWithGpus(tmp_path, [8 * GIB, 79 * GIB, 80 * GIB, 8 * GIB], {})
     settings = settings_of(machine, BUNDLE, ServerSpec("folder", "key", 4e9), "manifest.json")
     assert settings.first_device == 1  # a GiB more or less is no reason to take another
-    assert _memory_of_rank(machine, None, 1) == 80 * GIB  # of the machine's least free GPU it did not fit
-    assert [_memory_of_rank(machine, None, 1, servers=count) for count in (2, 3, 9)] == [79 * GIB, 8 * GIB, 8 * GIB]
-    assert _memory_of_rank(machine, None, 2) == 8 * GIB  # of each pair one is nearly full
-    assert _memory_of_rank(machine, "cpu", 1) > 0
+    assert free_memory_of_rank(machine, None, 1) == 80 * GIB  # of the machine's least free GPU it did not fit
+    assert [free_memory_of_rank(machine, None, 1, servers=count) for count in (2, 3, 9)] == [79 * GIB, 8 * GIB, 8 * GIB]
+    assert free_memory_of_rank(machine, None, 2) == 8 * GIB  # of each pair one is nearly full
+    assert free_memory_of_rank(machine, "cpu", 1) > 0
 
 
 def test_what_is_measured_for_a_bundle_runs_on_free_gpus(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from configs.common.base import sha256_of_file
 from engine.tools import convert
-from tasks.models.model_cache import manifest_path
+from tasks.models.conversion import run_converter
+from tasks.models.model_cache import manifest_path, verify_manifest
 from tasks.models.sources import TransientFetchError, resolve_model
 from tests.support.servers.hub_server import Fault, HubServer, Repository
 from tests.support.servers.openllama_model import make_openllama
@@ -89,6 +91,30 @@ def test_weights_that_lie_there_twice_are_fetched_once(tmp_path: Path, served: P
         (served / f"pytorch_model-0000{at}-of-00002.bin").write_bytes(b"the same weights in shards")
     assert "model.safetensors" in resolve_model(NAME, None, tmp_path / "cache", tmp_path).files
     assert hub.gets("pytorch_model.bin") and not hub.gets("pytorch_model-00001-of-00002.bin")
+
+
+def test_a_folder_with_a_sentencepiece_model_alone_gets_a_tokenizer_and_stays_as_it_is(
+    tmp_path: Path, served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts for such a model were refused, though the same files are converted when they come from the hub."""
+    make_openllama(served)
+    folder, cache = tmp_path / "mine", tmp_path / "cache"
+    run_converter(served, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert "tokenizer.model" in before and "tokenizer.json" not in before
+    manifest = resolve_model("mine", None, cache, tmp_path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    used = Path(manifest.folder)
+    assert used.is_relative_to(cache) and set(manifest.files) == {path.name for path in used.iterdir()}
+    assert (used / "model.safetensors").resolve() == folder / "model.safetensors"
+    assert verify_manifest(manifest, sha256_of_file) == {}
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    text = "Each rank   reads its own shard."
+    assert Tokenizer.from_file(str(used / "tokenizer.json")).encode(text).ids == [1, *reference.encode(text)]
+    monkeypatch.setattr("tasks.models.model_cache.add_fast_tokenizer", lambda _: pytest.fail("converted again"))
+    assert resolve_model("mine", None, cache, tmp_path) == manifest
+    (folder / "tokenizer.json").write_bytes((used / "tokenizer.json").read_bytes())
+    assert resolve_model("mine", None, cache, tmp_path).folder == str(folder)  # its own comes first
 
 
 class Malicious:

@@ -437,16 +437,27 @@ def test_what_the_client_of_that_storage_says_is_understood(
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_socks_proxy_that_the_client_lacks_a_package_for_is_named(
-    cache: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ImportError("Using SOCKS proxy, but the 'socksio' package is not installed."), " names .*pip install socksio"),
+        (ValueError("Unknown scheme for proxy URL URL('socks://h:1')"), r": .*socks://h:1.* http:// or socks5://"),
+    ],
+    ids=["package", "scheme"],
+)
+def test_a_proxy_that_the_client_cannot_use_is_named(
+    cache: Path, base: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
-    """It was a traceback: `ALL_PROXY=socks5://...` is common on machines that reach the internet through `ssh -D`."""
+    """It was a traceback: `ALL_PROXY=socks5://...` is common on machines that reach the internet through `ssh -D`.
+
+    `socks://`, as GNOME sets it, was called an invalid response of the hub.
+    """
 
     def refused(*arguments: Any, **options: Any) -> None:
-        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+        raise error
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
-    with pytest.raises(ValueError, match=r"acme/tiny at main: ALL_PROXY or https_proxy names .*pip install socksio"):
+    with pytest.raises(ValueError, match=f"acme/tiny at main: ALL_PROXY or https_proxy{told}"):
         resolve_model("acme/tiny", "main", cache, base)
 
 

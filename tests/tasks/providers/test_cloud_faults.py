@@ -432,7 +432,7 @@ def test_dead_mans_switch_needs_nobody(renter: WordedRenter, seen: Seen) -> None
     renter.switched_off(lease)
     deadline = time.monotonic() + patient(10)  # the cloud sees a moment later that a machine has gone
     while True:
-        found, problems = find_everything([renter.provider])
+        found, problems, _ = find_everything([renter.provider])
         kinds = {resource.kind for resource in found}
         if kinds == LEFT_SWITCHED_OFF[renter.provider.name] or time.monotonic() > deadline:
             break

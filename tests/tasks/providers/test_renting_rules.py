@@ -9,6 +9,8 @@ from typing import cast
 
 import pytest
 
+from configs.hardware.prices import Offer, Price
+from configs.targets.rented import RentedTarget
 from tasks.providers import renting
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
@@ -19,6 +21,7 @@ from tasks.providers.readiness import waiting
 from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest
 from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
+from tasks.providers.study_nodes import request_of
 from tests.support.clouds.stand_in import SPOT_REQUEST, ZONES
 
 
@@ -32,6 +35,35 @@ def test_no_zone_then_zones_then_regions_then_the_other_market() -> None:
         ("us-west-2", "us-west-2a"),
     ]
     assert places == [(market, *place) for market in ("spot", "on_demand") for place in one_market]
+
+
+def test_regions_are_asked_by_price_where_that_is_wanted() -> None:
+    """Of those that are named; one whose price nobody knows is the last, and each market has an order of its own."""
+    prices = {("eu-west-1", "on_demand"): 0.7, ("us-east-1", "on_demand"): 0.5, ("eu-west-1", "spot"): 0.2}
+    prices |= {("us-east-1", "spot"): 0.3}
+    listed = [
+        Offer(machine="aws/g4dn.xlarge", price=Price(usd_per_hour=usd, region=region, market=market, source="a list"))
+        for (region, market), usd in prices.items()
+    ]
+    request = SPOT_REQUEST.model_copy(
+        update={"regions": ("sa-east-1", "us-east-1", "eu-west-1"), "cheapest_first": True}
+    )
+    asked = [(rung.market, rung.region, rung.usd_per_hour) for rung in ladder(request, {}, listed)]
+    assert asked == [
+        ("spot", "eu-west-1", 0.2),
+        ("spot", "us-east-1", 0.3),
+        ("spot", "sa-east-1", None),
+        ("on_demand", "us-east-1", 0.5),
+        ("on_demand", "eu-west-1", 0.7),
+        ("on_demand", "sa-east-1", None),
+    ]
+    as_named = ladder(request.model_copy(update={"cheapest_first": False}), {}, listed)
+    assert [rung.region for rung in as_named[:3]] == ["sa-east-1", "us-east-1", "eu-west-1"]
+    target = RentedTarget.model_validate(
+        {"kind": "aws", "instance": "g4dn.xlarge", "regions": ["us-east-1"], "ssh_from": "203.0.113.7/32"}
+        | {"cheapest_first": True}
+    )
+    assert request_of(target).cheapest_first
 
 
 def test_named_zones_are_asked_in_their_order() -> None:

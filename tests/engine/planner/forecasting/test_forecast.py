@@ -196,6 +196,7 @@ def test_the_traffic_of_ddp() -> None:
     transfers = ddp_traffic(25e6)(8)
     assert sum(transfer.bytes for transfer in transfers) == pytest.approx(100e6)
     assert transfers[0].calls == 4 and not ddp_traffic(25e6)(1) and not ddp_traffic(0)(8)
+    assert ddp_traffic(40 * 25 * 2**20 / 4)(8)[0].calls == 40, "bucket_cap_mb counts MiB"
 
 
 PUBLISHED_CASES = (

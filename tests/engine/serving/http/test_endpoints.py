@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from jinja2 import Environment
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
@@ -373,3 +374,20 @@ def test_a_prompt_of_one_token_alone_has_no_log_probability(tmp_path: Path, stre
     assert choice["logprobs"] == {
         "tokens": [" 7"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0],
     }  # fmt: skip
+
+
+def test_a_prompt_asked_for_alone_is_no_generated_token(tmp_path: Path) -> None:
+    """Its answer has none, and a gap less than none was counted: Prometheus' `rate` takes that for a restart."""
+
+    async def scenario() -> str:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(max_tokens=0, echo=True))
+        give(choices[0], new(5, "length"))
+        await whole(generation, form, choices)
+        return generation._metrics.write().decode()
+
+    samples = [one for family in text_string_to_metric_families(asyncio.run(scenario())) for one in family.samples]
+    assert {one.value for one in samples if one.name == "vllm:request_success_total"} >= {1.0}
+    for name in ("generation_tokens", "inter_token_latency_seconds", "time_to_first_token_seconds"):
+        found = [one for one in samples if one.name.startswith(f"vllm:{name}") and not one.name.endswith("_created")]
+        assert found and not any(one.value for one in found), found

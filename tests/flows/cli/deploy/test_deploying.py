@@ -24,6 +24,7 @@ from tasks.deployment.first_answers import Timing
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tasks.models.hub import TransientFetchError
+from tasks.providers.study_nodes import request_of
 from tests.support.patience import patient
 
 
@@ -251,12 +252,28 @@ def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, stor
         ("aws:g4dn.xlarge", "ssh_key", Path("id")),
         ("aws:g4dn.xlarge", "folder", "/data"),
         ("ssh:gpu-a", "regions", ("us-east-1",)),
+        ("local:cpu", "network", "vpc-1"),
+        ("ssh:gpu-a", "private", True),
     ],
 )
 def test_an_option_that_no_target_takes_is_refused(target: str, field: str, value: Any) -> None:
     option = "region" if field == "regions" else field.replace("_", "-")
     with pytest.raises(WrongArgument, match=f"--{option}: has no effect without a target of "):
         run_deploy(DeployRequest(model="./m", targets=(target,), **{field: value}))
+
+
+def test_the_network_of_rented_nodes_is_that_of_the_command_line(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """An account without a default VPC could run studies, and deploy nothing."""
+    asked: list[Any] = []
+    monkeypatch.setattr(deploying, "_agreed", lambda wanted, yes: bool(asked.extend(wanted)))
+    options = ["--network", "vpc-1", "--subnet", "subnet-2", "--profile", "serving", "--private"]
+    command = ["deploy", "--model", "./m", "--target", "aws:g4dn.xlarge", *options]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and "--ssh-from: is needed with --private" in done.output and not asked
+    CliRunner().invoke(app, [*command, "--ssh-from", "10.0.0.5/32"])
+    request = request_of(asked[0].rented)
+    assert (request.network, request.subnet, request.profile) == ("vpc-1", "subnet-2", "serving")
+    assert not request.public_address and request.ssh_from == "10.0.0.5/32"
 
 
 def test_a_port_is_of_one_target() -> None:

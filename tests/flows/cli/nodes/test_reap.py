@@ -55,6 +55,25 @@ def test_nodes_that_a_study_keeps_are_kept_when_they_are_extended(
     assert (why_doomed(machine, tmp_path, False, now) is not None) == doomed
 
 
+def test_what_was_searched_and_what_would_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run ended with `removed 0, kept 0`, whatever it had found, and named no place in which it had looked."""
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    now = int(time.time())
+    left = Resource(provider="aws", kind="instance", id="i-1", region="b", run="r", expires_at=now - 7260)
+    kept = Resource(provider="aws", kind="instance", id="i-2", region="b", run="other", expires_at=now + 5410)
+    found = {"a": [], "b": [left, kept]}
+    aws = SimpleNamespace(name="aws", regions=lambda: ["a", "b"], tagged=lambda regions, *_: found[regions[0]])
+    gcp = SimpleNamespace(name="gcp", regions=lambda: ["europe-west4"], tagged=lambda *_: [])
+    monkeypatch.setattr(nodes, "providers_at_hand", lambda: [aws, gcp])
+    done = CliRunner().invoke(app, ["reap", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        "would remove: aws instance i-1 in b, run r: expired 2 h ago",
+        "kept: aws instance i-2 in b, run other: expires in 90 min",
+        "would remove 1, kept 1; searched aws (2 regions), gcp (1 region)",
+    ]
+
+
 def test_providers_of_which_none_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """It said that no provider could not be asked, which is that each could."""
     monkeypatch.setattr(nodes, "providers_at_hand", list)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from benchmarks.planner.cells import made_up_calibration, time_planning
+from configs.common.printable import duration_text
 from configs.hardware.calibration import calibration_path
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
@@ -20,17 +21,18 @@ from configs.spec.study import StudyError, load_study
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
-from flows.cli.plan.cost import (
-    LAUNCH_SECONDS,
-    TRANSFORMERS_SECONDS,
-    duration_text,
-    measurement_seconds,
-    study_cost,
-)
 from flows.cli.plan.model import run_plan
 from flows.cli.plan.planned_study import planned
 from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.study import answer, as_data, plan_study
+from tasks.planning.study_cost import (
+    LAUNCH_SECONDS,
+    RUN_SECONDS,
+    TRANSFORMERS_SECONDS,
+    launches_cost,
+    measurement_seconds,
+    study_cost,
+)
 from tests.support.run_folders.predicted_plans import measured_run
 from tests.support.run_folders.priced_runs import write_run
 
@@ -269,6 +271,20 @@ def test_a_study_is_said_to_take_the_launches_that_a_run_makes(
     found = planned(load_study(write(tmp_path, **{"measuring": {"repeats": 3}, **changes})), tmp_path, cache)
     assert (found.cost.launches, found.cost.measurements) == (launches, measurements)
     assert len(_launches(found.plan)) == launches
+    summed = launches_cost(found.plan, _launches(found.plan))
+    assert (summed.launches, summed.measurements) == (launches, measurements)
+    assert summed.seconds == pytest.approx(found.cost.seconds - RUN_SECONDS)
+
+
+def test_launches_that_are_left_cost_less_than_all(calibrated: Path, tmp_path: Path) -> None:
+    from flows.cli.run import _launches
+
+    study = load_study(write(tmp_path), ["targets=[{price_usd_per_hour: 3.6}]"])
+    plan = planned(study, tmp_path, calibrated).plan
+    all_of_them, one = launches_cost(plan, _launches(plan)), launches_cost(plan, _launches(plan)[:1])
+    assert one.launches == 1 and one.measurements == 3 and one.seconds < all_of_them.seconds / 3
+    assert one.usd == pytest.approx(one.seconds * 0.001) and one.node_seconds == one.seconds
+    assert launches_cost(plan.model_copy(update={"predictions": {}}), _launches(plan)).nothing_known
 
 
 def test_cells_without_a_prediction_may_have_a_known_duration(cache: Path, tmp_path: Path) -> None:

@@ -151,6 +151,34 @@ def test_cells_that_a_study_lost_stay_in_the_history_of_its_run(runs: Path, caps
     assert compare_runs(runs / "again", None, baseline="main") == 0
 
 
+def test_repeats_that_a_study_lost_stay_in_the_history_of_its_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`repeats` was lowered from 10 to 3 and the run added again: a baseline with intervals became one without."""
+    history_add(runs / "slow", "main")
+    with open_history(runs / "history.sqlite") as history:
+        before = history.run("main").figures.cells
+    path = runs / "slow" / "plan.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"repeats": dict.fromkeys(whole["repeats"], 3)}))
+    capsys.readouterr()
+    for state in ("updated as run 1 with what the folder has now", "already present as run 1"):
+        history_add(runs / "slow")
+        assert f"{state}; kept: 14 repeats that its study no longer has" in capsys.readouterr().out
+        with open_history(runs / "history.sqlite") as history:
+            assert history.run("main").figures.cells == before
+    key = max(before)
+    for record in (runs / "slow" / "records" / key).glob("r[012]-a1.json"):
+        record.unlink()
+    history_add(runs / "slow")
+    with open_history(runs / "history.sqlite") as history:
+        cell = history.run("main").figures.cells[key]
+    assert (cell.completed, cell.planned, len(cell.values("throughput"))) == (True, 10, 7)
+    path.write_text(json.dumps(whole))
+    history_add(runs / "slow")
+    assert "kept" not in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_name_that_the_history_does_not_have_is_a_wrong_argument(runs: Path) -> None:
     history_add(runs / "first", "main")
     named = ["--history", str(runs / "history.sqlite")]

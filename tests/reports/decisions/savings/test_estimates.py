@@ -148,7 +148,7 @@ def test_the_smallest_batch_may_be_the_fastest(tmp_path: Path) -> None:
     study = study_of(tmp_path, make_plan(cells), [(one, rates(400 - 10 * place)) for place, one in enumerate(cells)])
     saving = effect(study, "batch size (tiny")
     assert saving.effect == "nothing"
-    assert saving.basis == "batch 1, the smallest measured, has the highest throughput (1 rank, float32, local)"
+    assert saving.basis == "no batch above 1, the smallest measured, is known to be faster (1 rank, float32, local)"
     run = write_run(tmp_path / "apart", make_plan(cells[:2], repeats=2))
     write_measurements(run, cells[0], [100.0])
     write_measurements(run, cells[1], [200.0, 200.0])

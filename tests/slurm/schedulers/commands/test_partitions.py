@@ -169,6 +169,9 @@ def test_without_slurm_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ClusterError, match=r"`scontrol`: not found on PATH\. Submit from a machine of the cluster"):
         read_cluster()
     assert partition_nodes(target()) == ()
+    (tmp_path / "scontrol").touch(mode=0o600)
+    with pytest.raises(ClusterError, match=r"`scontrol`: Permission denied\. Submit from a machine of the cluster"):
+        read_cluster()
 
 
 def test_a_scheduler_that_is_away_is_said_with_its_configuration(

@@ -81,7 +81,12 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
             )
         ),
         # What a site's plugin tells the user comes first: it was taken for a scheduler that is away, for ever.
-        (f"sbatch: error: Add --account and try again\n{UNSPECIFIED}", Refused, "target c: sbatch: Add --account"),
+        (f"sbatch: error: Add --account and try again\n{UNSPECIFIED}", Refused, "target.account of c: sbatch: Add"),
+        # sites make options mandatory in words of their own
+        (f"sbatch: error: You must specify an account (-A)\n{UNSPECIFIED}", Refused, "target.account of c"),
+        (f"sbatch: error: No account given, see `projects`\n{UNSPECIFIED}", Refused, "target.account of c"),
+        (f"sbatch: error: Please choose a partition\n{UNSPECIFIED}", Refused, "target.partition of c"),
+        (f"sbatch: error: --time is required\n{UNSPECIFIED}", Refused, "target.time_limit_minutes of c"),
         (f"sbatch: error: Connect to login2 first\n{UNSPECIFIED}", Refused, "target c: sbatch: Connect to"),
         (f"sbatch: Reconnecting budget\n{PARTITION}", Refused, "target.partition of c: sbatch: Reconnecting"),
         (f"sbatch: error: Submission is temporarily disabled\n{UNSPECIFIED}", Unavailable, "temporarily disabled"),

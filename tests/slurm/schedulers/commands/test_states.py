@@ -122,6 +122,8 @@ NODES = ("n1", "n2")
         ([PEER, OWN], "COMPLETED", Status.FAILED, "ValueError", ()),
         ([PEER, OWN], "CANCELLED by 0", Status.FAILED, "ValueError", ()),
         ([OWN, None], "FAILED", Status.FAILED, "ValueError", ()),
+        # of two own failures the first node's, whatever the clock of the other says
+        ([OWN, KILLED], "FAILED", Status.FAILED, "ValueError", ()),
         # killed, and Slurm knows why
         ([KILLED, PEER], "OUT_OF_MEMORY", Status.OUT_OF_MEMORY, "OUT_OF_MEMORY", ()),
         ([KILLED, PEER], "COMPLETED", Status.FAILED, "SIGKILL", ()),

@@ -16,6 +16,7 @@ from slurm.launcher.peer_monitor import limits_of
 from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.listing import ClusterNode
 from slurm.schedulers.commands.listing import asked as slurm_answer
+from slurm.schedulers.commands.step_command import step_environment
 from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch, submission_environment
 from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.refusals import Refused, Unavailable
@@ -156,9 +157,8 @@ def test_what_a_site_writes_beside_the_jobs_id_names_no_other_job(
     said: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The id of job 7 was kept, which would have been watched, and cancelled; without an id the run broke off."""
-    for name in ("sbatch", "srun"):
-        (tmp_path / name).write_text(f"#!/bin/sh\nprintf %b '{said}'\n")
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nprintf %b '{said}'\n")  # without srun, as on some login nodes
+    (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     folder = tmp_path / "run" / "jobs" / "j"
     folder.mkdir(parents=True)
@@ -176,6 +176,16 @@ def test_no_variable_overrules_what_a_target_says_by_a_further_option() -> None:
     own = {"SBATCH_ACCOUNT": "mine", "SBATCH_QOS": "normal"}
     assert submission_environment(SlurmTarget(), own) == own
     assert submission_environment(SlurmTarget(extra={"account": "project"}), own) == {"SBATCH_QOS": "normal"}
+
+
+def test_what_a_job_has_of_its_own_is_not_handed_to_the_jobs_that_are_submitted_from_it() -> None:
+    """Its folder for temporary files is gone when it ends, and mpirun of the new job took its variables of PMI."""
+    temporary, kept = {"TMPDIR": "/scratch/4711"}, {"TMP": "/tmp/me", "SLURM_CONF": "/etc/slurm.conf"}
+    own = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0", "PMI_SIZE": "1", **temporary, **kept}
+    assert submission_environment(SlurmTarget(), own) == kept
+    assert submission_environment(SlurmTarget(), temporary) == temporary
+    step = step_environment(SlurmTarget(allocation="current"), own)
+    assert step == kept | temporary | {"PYTHONSAFEPATH": "1"}
 
 
 def test_no_variable_sends_a_job_to_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,9 +205,10 @@ def test_hosts_that_do_not_answer_may_another_time_and_a_wrong_folder_stays_wron
         unused.bind(("127.0.0.1", 0))
         hosts = SshTarget.model_validate({"hosts": ["127.0.0.1"], "port": unused.getsockname()[1], "user": "nobody"})
         with pytest.raises(TargetAway, match=r"targets\[0\]: 127\.0\.0\.1: not reached"):
-            stage_targets([hosts], [], print)
+            stage_targets([hosts], [], print, {hosts.name})
         with pytest.raises(StudyError) as refused:
-            stage_targets([hosts, cluster(tmp_path / "nowhere")], [], print)
+            shared = cluster(tmp_path / "nowhere")
+            stage_targets([hosts, shared], [], print, {hosts.name, shared.name})
     assert not isinstance(refused.value, TargetAway) and len(refused.value.problems) == 2
 
 

@@ -2,6 +2,7 @@
 
     cost = study_cost(plan)             # plan.predictions are there
     cost.seconds, cost.usd, cost.text
+    launches_cost(plan, launches)       # of these launches alone: what a run has still to measure
 
 A measurement lasts as long as the measuring rules require: warm-up passes, then as many as `min_seconds` and
 `min_passes` need. Each launch adds the start of its ranks; each measurement of the memory pass adds a process and
@@ -9,11 +10,13 @@ loading a model.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from configs.common.dollars import dollars
-from configs.common.printable import plural
+from configs.common.printable import duration_text, plural
+from configs.plans.packing import Launch
 from configs.plans.passes import passes_of
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
@@ -35,7 +38,8 @@ MEMORY_MEASUREMENT_SECONDS = 0.5
 class StudyCost:
     """`seconds` and `usd` leave out cells of unknown duration, which `unknown` counts. `usd`: None without a price.
 
-    nothing_known: no cell has a known duration, so that both are of starting the launches alone.
+    nothing_known: no cell has a known duration, so that both are of starting the launches alone. node_seconds: the same
+    seconds, those of each launch times its nodes.
     """
 
     launches: int
@@ -44,6 +48,7 @@ class StudyCost:
     unknown: int
     usd: float | None
     nothing_known: bool = False
+    node_seconds: float | None = None
 
     @property
     def text(self) -> str:
@@ -55,14 +60,6 @@ class StudyCost:
         if self.nothing_known:
             return f"how long measuring takes is unknown; starting its {launches} alone takes {about}"
         return f"measuring takes {about} in {launches}{left_out}"
-
-
-def duration_text(seconds: float) -> str:
-    """Format seconds in a readable unit."""
-    for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 1.95 * size:
-            return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:,.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def study_cost(plan: Plan) -> StudyCost:
@@ -91,9 +88,7 @@ def study_cost(plan: Plan) -> StudyCost:
             measurements += 1
             busy[pack] += MEMORY_MEASUREMENT_SECONDS if measuring_pass == "memory" else one
     for (measuring_pass, pack), count in launches.items():
-        busy[pack] += count * LAUNCH_SECONDS
-        if measuring_pass == "timed" and cells[pack].engine == "transformers":
-            busy[pack] += count * TRANSFORMERS_SECONDS
+        busy[pack] += count * _starting_seconds(measuring_pass, cells[pack])
     usd = plan.usd_per_hour
     if usd is not None:
         usd = (
@@ -101,6 +96,33 @@ def study_cost(plan: Plan) -> StudyCost:
         ) / 3600
     seconds, nothing_known = RUN_SECONDS + sum(busy.values()), unknown == len(plan.cells)
     return StudyCost(sum(launches.values()), measurements, seconds, unknown, usd, nothing_known)
+
+
+def launches_cost(plan: Plan, launches: Sequence[Launch]) -> StudyCost:
+    """Sum these launches run one after the other, without the overhead of a run; dollars cover the nodes of each."""
+    seconds = node_seconds = 0.0
+    usd: float | None = 0.0
+    known: dict[int, float | None] = {}  # by identity: to make 100,000 keys takes seconds
+    for launch in launches:
+        cell = launch.measurements[0].cell
+        busy = _starting_seconds(launch.measuring_pass, cell)
+        for measurement in launch.measurements:
+            place = id(measurement.cell)
+            if place not in known:
+                said = plan.predictions.get(measurement.cell.key, Prediction())
+                known[place] = measurement_seconds(measurement.cell, said, plan.measuring)
+            busy += MEMORY_MEASUREMENT_SECONDS if launch.measuring_pass == "memory" else known[place] or 0.0
+        seconds, node_seconds = seconds + busy, node_seconds + busy * cell.nodes
+        price = plan.usd_per_hour_of(cell)
+        usd = None if usd is None or price is None else usd + busy / 3600 * price
+    measurements = sum(len(launch.measurements) for launch in launches)
+    unknown = sum(one is None for one in known.values())
+    return StudyCost(len(launches), measurements, seconds, unknown, usd, unknown == len(known), node_seconds)
+
+
+def _starting_seconds(measuring_pass: MeasuringPass, cell: Cell) -> float:
+    imports = TRANSFORMERS_SECONDS if measuring_pass == "timed" and cell.engine == "transformers" else 0.0
+    return LAUNCH_SECONDS + imports
 
 
 def measurement_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:
