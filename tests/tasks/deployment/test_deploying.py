@@ -10,7 +10,11 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import Deployment, PlacedServer, ServingBundle
+from configs.serving.deployment import (
+    Deployment,
+    PlacedServer,
+    ServingBundle,
+)
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SlurmTarget, SshTarget
 from slurm.staging.packages import run_root
@@ -305,3 +309,49 @@ def test_a_sharded_server_is_cut_over_all_gpus(
     bundle = WantedBundle(model="./nothing", layout=Layout(tp=1 if ssh is None else len(ssh)))
     wanted = WantedDeployment("one", parse_target(target), bundle, ssh=hosts, sharded=True)
     assert Deploying(store, wanted, print, None)._cut_over_devices().bundle.layout == Layout(tp=tp)
+
+
+def test_two_containers_with_equal_paths_do_not_share_a_folder_of_a_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second deployment of a name wrote over the first's files, and its `undeploy` ended the first's jobs."""
+    bundle = ServingBundle(id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    measured: list[Path] = []
+
+    def make_bundle(wanted: Any, model: Any, target: Any, folder: Path, *_: Any, **__: Any) -> ServingBundle:
+        run_root(shared, folder).mkdir(parents=True)
+        folder.mkdir(parents=True)
+        measured.append(run_root(shared, folder))
+        return bundle
+
+    changed: dict[str, Any] = {
+        "resolved_model": lambda *_: SimpleNamespace(manifest="m"),
+        "stage_in_partition": lambda partition, *_: partition,
+        "forget_measuring": lambda *_: None,  # as where the command is killed before
+        "make_bundle": make_bundle,
+        "save_bundle": lambda *_: None,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    placed: list[str] = []
+
+    def place_server(place: SlurmPlace, *_: Any) -> None:
+        placed.append(place.root)
+        Path(place.root).mkdir(parents=True)
+        raise ServerNotReady(None, "lab: not ready within 1 s")
+
+    monkeypatch.setattr(placing, "place_server", place_server)
+    monkeypatch.setattr(placing, "stop", lambda *_: None)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    partition = SlurmPartition(target=SlurmTarget(name="lab", partition="lab", shared=str(shared)))
+    wanted = WantedDeployment(
+        name="tiny", target=parse_target("slurm:lab"), bundle=WantedBundle(model="./nothing"), partition=partition
+    )
+    for _ in ("one container", "another"):
+        made = Store(data=tmp_path / "data", rented=tmp_path / "data" / "rented", cache=tmp_path / "cache")
+        with pytest.raises(ServerNotReady):
+            Deploying(made, wanted, print, None).deploy()
+        assert not Path(placed[-1]).exists() and not measured[-1].exists() and not made.folder("tiny").exists()
+    assert len(set(placed)) == len(set(measured)) == 2

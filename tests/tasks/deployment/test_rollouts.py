@@ -310,3 +310,50 @@ def test_a_new_server_that_answers_late_is_not_rolled_back(monkeypatch: pytest.M
     server = PlacedServer(generation=2, bundle="b-2", folder="x", port=1, local_port=1)
     front: Any = SimpleNamespace(config=FrontConfig(key="k"), state=SimpleNamespace(backends=()))
     assert rollouts._watch(front, Placer(), [server], SimpleNamespace(), 0.01) is None  # type: ignore[arg-type]
+
+
+def test_the_evidence_of_what_runs_outlives_a_rollout_that_is_rolled_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle's file had the answers and speeds of the one that failed; and it never said how a rollout fits."""
+    deployed(store)
+    found: dict[OptimizationLevel, LevelCheck] = {"none": LevelCheck(level="none", throughput=7.0)}
+    kept: list[bool] = []
+
+    def check_levels(model: Any, target: Any, levels: Any, dtype: Any, folder: Path, *_: Any) -> Any:
+        folder.mkdir()
+        return found, {"none": ()}
+
+    monkeypatch.setattr(bundles, "check_levels", check_levels)
+
+    def replace(_: Store, __: str, bundle: ServingBundle, *___: Any) -> None:
+        kept.append(read_bundle(store.bundles, bundle_name(bundle)) == bundle)
+        if len(kept) == 2:
+            raise rollouts.RolledBack("one: rolled back")
+
+    monkeypatch.setattr(rollouts, "replace", replace)
+    wanted = WantedBundle(model="synthetic:llama-1m@0", dtype="float32")
+    rollouts.replace_bundle(store, "one", wanted, print, None)
+    [first] = store.measuring_folders("one")
+    evidence = read_model(first / "bundle.json", ServingBundle)
+    assert re.fullmatch(r"needs about 0\.\d\d GiB a rank, local:cpu has \d+\.\d\d GiB", evidence.fit_text)
+    found["none"] = LevelCheck(level="none", throughput=1.0)
+    with pytest.raises(rollouts.RolledBack):
+        rollouts.replace_bundle(store, "one", wanted, print, None)
+    assert read_bundle(store.bundles, bundle_name(evidence)) == evidence
+    [failed] = set(store.measuring_folders("one")) - {first}
+    assert read_model(failed / "bundle.json", ServingBundle).checks == (found["none"],)
+    rollouts.replace_bundle(store, "one", wanted, print, None)
+    assert read_bundle(store.bundles, bundle_name(evidence)).checks == (found["none"],)
+    assert kept == [True, False, False]  # of a bundle that is new there is no other evidence
+
+
+def test_a_rollout_that_does_not_fit_beside_what_runs_is_refused_before_it_is_measured(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured for minutes, and then its servers were not started."""
+    deployed(store)
+    monkeypatch.setattr(rollouts, "make_bundle", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setattr(LocalPlace, "memory_bytes", lambda _: 1 << 20)
+    with pytest.raises(ValueError, match=r"one: the model does not fit where its servers run: needs about .*local"):
+        rollouts.replace_bundle(store, "one", WantedBundle(model="synthetic:llama-1m@0"), print, None)
