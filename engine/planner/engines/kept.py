@@ -5,8 +5,8 @@
 vLLM divides its cache into blocks that all groups of layers share: a group has layers of one window, as many as the
 rarest window has, or as the commonest where the counts are close, and is filled up to that number; a layer with a
 window keeps the blocks that the window touches (https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/, and
-`_get_kv_cache_groups_uniform_page_size` and `SlidingWindowSpec` of vllm/v1). Attention in chunks counts as windows.
-While a prompt is computed its layers keep a step's tokens more, which is not counted. llama.cpp and transformers keep a
+`_get_kv_cache_groups_uniform_page_size` and `SlidingWindowSpec` of vllm/v1). Chunks count as windows. While
+a prompt is computed its layers keep a step's tokens more, which is not counted. llama.cpp and transformers keep a
 layer's window alone (`--swa-full` is off; `DynamicSlidingWindowLayer`); our own cache and the one that TensorRT-LLM
 makes by default keep the whole context.
 """

@@ -136,7 +136,7 @@ def test_sources_of_an_encoder_decoder_may_fill_its_positions(tmp_path: Path) ->
 
 def test_an_encoder_with_positions_of_its_own_takes_longer_sources_than_answers(tmp_path: Path) -> None:
     """LED's sources were held to no limit at all; each is filled up to a multiple of its attention window."""
-    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "attention_window": [8]}
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "attention_window": [8, 8]}
     options |= {"max_encoder_position_embeddings": 44, "max_decoder_position_embeddings": 20}
     manifest = made("led", tmp_path / "model", **options)
     work = WORK | {"prompt_tokens": 40, "new_tokens": 19}

@@ -158,7 +158,7 @@ def test_a_decoder_begins_as_transformers_shifts_its_targets(kind: str, folder: 
 
 
 def test_a_source_and_a_target_have_limits_of_their_own(folder: Path) -> None:
-    config = MARIAN | {"model_type": "led", "pad_token_id": 1, "attention_window": [8, 4]}
+    config = MARIAN | {"model_type": "led", "pad_token_id": 1, "encoder_layers": 2, "attention_window": [8, 4]}
     config |= {"max_encoder_position_embeddings": 62, "max_decoder_position_embeddings": 60}
     context = made_context(folder, "t5", config=config, sequence_length=57)
     with pytest.raises(ValueError, match=r"workload.sequence_length: 57 is more than the model's 56"):

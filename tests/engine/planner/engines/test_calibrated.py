@@ -126,7 +126,7 @@ def test_a_written_file_predicts_the_same(tmp_path: Path) -> None:
 
 def test_every_gpu_of_the_catalog_has_its_clock() -> None:
     """An A10G (AWS's G5), an RTX PRO 6000 or an RTX 4090 had the clock, and so the launches, of an A100."""
-    gpus = [name for name, device in catalog().accelerators().items() if device.kind in ("cuda", "rocm")]
+    gpus = [name for name, device in catalog().accelerators().items() if device.kind in ("cuda", "rocm", "xpu")]
     assert {name.split("-")[0] for name in gpus} == set(_CLOCK_HERTZ)
     assert all(1.3e9 < hertz < 2.7e9 for hertz in _CLOCK_HERTZ.values())
     step = [log_prior("step_seconds", "vllm", name, "cuda") for name in ("a100-80gb", "a10g", "rtxpro6000")]
