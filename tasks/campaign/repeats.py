@@ -173,9 +173,8 @@ def targets_in_use(plan: Plan, run: RunPaths, only_failed: bool = False) -> list
     Of the others nothing is asked: one that is away or was changed does not keep the rest from being measured. Raises
     as `read_ledger`.
     """
-    grows = plan.measuring.target_interval is not None and not only_failed
-    if len(plan.targets) < 2 or grows:
-        return list(plan.targets)
+    if len(plan.targets) < 2 or (plan.measuring.target_interval is not None and not only_failed):
+        return list(plan.targets)  # an interval may ask for further repeats of any
     names = targets_to_measure(plan, read_ledger(run), only_failed) | _left_going(run)
     return [target for target in plan.targets if target.name in names]
 
