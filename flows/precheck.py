@@ -7,10 +7,11 @@ immediately.
 import tempfile
 from pathlib import Path
 
+from configs.common.base import expanded
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
-from configs.spec.study import ModelSpec, StudyError, StudySpec
+from configs.spec.study import ModelSpec, StudyError, StudySpec, read_mapping
 from configs.targets.rented import RentedTarget
 from tasks.campaign.repeats import targets_in_use
 from tasks.checks.machine import check_clusters, check_resources
@@ -62,6 +63,30 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     if clusters:
         check_clusters(plan, targets_in_use(plan, RunPaths(run_folder)))
     return plan
+
+
+def missing_folders(path: Path, cache: Path) -> list[str]:
+    """A problem for each model of a study file whose folder is not there, whatever else is wrong in the file.
+
+    Only what a look at the file system tells: nothing of a folder that is there is read.
+    """
+    try:
+        models = read_mapping(path, str(path), "expected a mapping").get("models")
+    except StudyError:
+        return []
+    problems = []
+    for position, written in enumerate(models if isinstance(models, list) else []):
+        try:
+            spec = ModelSpec.model_validate(written)
+            base = path.parent
+            if spec.id.startswith("synthetic:") or (base / expanded(spec.id)).exists():
+                continue
+            _known_model(spec, position, cache, base, None)
+        except StudyError as error:
+            problems += error.problems
+        except ValueError:
+            continue  # told already, as every problem of the file's form
+    return problems
 
 
 def _path_problems(paths: dict[str, Path]) -> list[str]:

@@ -340,9 +340,15 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: b
 
 def _checked(path: Path, assignments: list[str], runs: Path, clusters: bool = False) -> tuple[StudySpec, Plan]:
     from flows.folders import cache_folder
-    from flows.precheck import check_study
+    from flows.precheck import check_study, missing_folders
 
-    study = load_study(path, assignments)
+    try:
+        study = load_study(path, assignments)
+    except StudyError as error:
+        if error.more or any(assignment.startswith("models") for assignment in assignments):
+            raise
+        told = [problem for problem in missing_folders(path, cache_folder()) if problem not in error.problems]
+        raise StudyError([*error.problems, *told]) from error
     return study, check_study(study, path.parent, cache_folder(), runs / study.study, clusters)
 
 

@@ -72,3 +72,21 @@ def test_a_folder_whose_path_is_no_utf_8_is_named(tmp_path: Path) -> None:
         f"run folder {place}/runs/left: the path is not valid UTF-8. Rename the folder",
         f"folder of the study {place}: the path is not valid UTF-8. Rename the folder",
     ]
+
+
+def test_a_missing_model_is_told_beside_what_is_wrong_in_the_file(tmp_path: Path) -> None:
+    """Somebody mended the file, to be told of the folder by the next try."""
+    (tmp_path / "llama-7b").mkdir()
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        "study: wrong\nmodels: [{id: ./llama}, {id: ./llama-7b}, {id: 'synthetic:llama-1m@0'}, {id: owner/name}, 7]\n"
+        "workload: {kind: generate}\nexperiments: {strong: {kind: strong, grow: nodse, to: 2}}\n"
+    )
+    with pytest.raises(StudyError) as caught:
+        dry_run_study(path, [], tmp_path)
+    fields = [problem.partition(": ")[0] for problem in caught.value.problems]
+    assert sorted(fields) == ["experiments.strong.grow", "models[0].id", "models[4]"]
+    assert any("./llama: no such folder (did you mean ./llama-7b?)" in problem for problem in caught.value.problems)
+    with pytest.raises(StudyError) as caught:
+        dry_run_study(path, ["models=[{id: ./llama-7b}]"], tmp_path)
+    assert len(caught.value.problems) == 1
