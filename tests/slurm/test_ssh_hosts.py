@@ -22,7 +22,8 @@ from slurm.ssh import connection, staging
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, HostRefused, hosts_of
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.loop import wait_for
-from slurm.ssh.staging import members_of, stage_hosts
+from slurm.ssh.staging import stage_hosts
+from slurm.ssh.transfer import members_of
 from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
 from tests.support.patience import patient
 from tests.support.processes import command_line

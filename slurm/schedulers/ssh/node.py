@@ -18,7 +18,8 @@ from slurm.launcher.node import GIVEN, GIVEN_NAME
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher
 from slurm.ssh.connection import Facts, Host, HostAway, HostError
-from slurm.ssh.staging import interpreter_name, run_folder, send, send_file
+from slurm.ssh.staging import interpreter_name, run_folder
+from slurm.ssh.transfer import send, send_file
 from slurm.staging.packages import whole_inputs
 
 _BETWEEN_BYTES = 1 << 20

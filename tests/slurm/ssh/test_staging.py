@@ -20,7 +20,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh import node_files, staging
 from slurm.ssh.connection import Facts, Host, HostError
-from slurm.ssh.staging import Member
+from slurm.ssh.transfer import Member
 from tasks.models.sources import resolve_model
 
 
@@ -160,7 +160,7 @@ def test_walks_over_a_folder_have_the_time_that_a_slow_disk_takes(tmp_path: Path
     host = member("a", tmp_path)
     staged(staging._stage_code([host], lambda _: None))
     limits = cast(HostHere, host.host).limits
-    assert limits["rename"] == limits["remove"] == limits["whole"] == staging._WALK_LIMIT_SECONDS
+    assert limits["rename"] == limits["remove"] == limits["whole"] == staging.WALK_LIMIT_SECONDS
 
 
 def test_a_model_that_another_run_has_brought_meanwhile_stays(tmp_path: Path) -> None:

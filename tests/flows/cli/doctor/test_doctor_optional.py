@@ -104,7 +104,7 @@ def test_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = put(tmp_path, "dev/kfd", "")
     (wrong,) = optional.check_rocm(tmp_path)
     assert wrong.state == "warning" and "ROCm build of torch" in str(wrong.remedy)
-    monkeypatch.setattr(optional.importlib.metadata, "version", lambda name: "2.13.0+rocm6.4")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+rocm6.4")
     assert optional.check_rocm(tmp_path)[0].state == "ok"
     monkeypatch.setattr(optional.os, "access", lambda path, mode: path != device)
     assert "usermod -aG render,video" in str(optional.check_rocm(tmp_path)[0].remedy)
