@@ -281,9 +281,14 @@ enum { TILE_ROWS = 16, TILE_UNITS = 16, TILE_BYTES = TILE_ROWS * TILE_UNITS * 4 
 INLINE int64_t tiles_of(int64_t count) { return (count + TILE_ROWS - 1) / TILE_ROWS; }
 
 #ifdef HAS_TILES
+/* GCC's intrinsics do not say what they read (amxtileintrin.h: of the configuration 8 bytes, of tiles none), so that
+ * what was written to it could be left out or come later. */
+#define IN_MEMORY(ADDRESS) __asm__ volatile("" : : "r"(ADDRESS) : "memory")
+
 static void configure_tiles(void) {
     struct { uint8_t palette, start_row, unused[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = TILE_ROWS;
+    IN_MEMORY(&config);
     _tile_loadconfig(&config);
 }
 
@@ -350,6 +355,7 @@ static void groups_in_tiles(struct task *task, int64_t from, int64_t to, uint32_
         if (packed->weights) w = (const uint32_t *)packed->weights + g * units * GROUP;
         else pack_group(packed->parts, packed->outputs, packed->row_bytes, g * GROUP, room, 0);
         memcpy(last, w + (units - rest) * GROUP, rest * GROUP * 4);
+        IN_MEMORY(last);
         for (int64_t m = 0, done; m < task->rows; m += done) {
             const int64_t left = task->rows - m, most = m == 0 || left <= TILE_ROWS ? TILE_ROWS : 2 * TILE_ROWS;
             const char *x = task->x + m / TILE_ROWS * tiles_of(units) * TILE_BYTES;
