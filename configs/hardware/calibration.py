@@ -29,8 +29,10 @@ QUIET_SHARE = 0.1
 MEASURED_FORMATS: tuple[NumberFormat, ...] = ("float32", "bfloat16")
 
 
-ENGINE_GENERATION = 2
-"""Incremented when the engine's kernels change, which invalidates older speeds. 2: packed weights."""
+ENGINE_GENERATION = 3
+"""Incremented when the engine's kernels change, which invalidates older speeds. 2: packed weights. 3: bfloat16 in tiles
+(AMX), groups as wide as one pass without AVX-512.
+"""
 
 
 class Fingerprint(Frozen):

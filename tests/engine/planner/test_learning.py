@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planner.cells import made_up_calibration
+from configs.common.base import content_hash
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
 from configs.workloads.generate import GenerateWorkload
@@ -110,6 +111,13 @@ def test_what_is_remembered_is_read_back_once_and_the_newest_of_a_cell(tmp_path:
     assert {experience.key: experience for experience in found.experiences}[again.key] == again
     assert len(found.experiences) == 2
     assert path.read_text().count('"json"') == 1
+
+
+def test_speeds_of_kernels_before_tiles_teach_nothing(tmp_path: Path) -> None:
+    """On processors with AMX they were half of today's in bfloat16, and predictions were corrected to that."""
+    fingerprint = this_fingerprint()
+    before = content_hash(fingerprint.model_dump(mode="json") | {"engine": 2})
+    assert experience_path(tmp_path, fingerprint).name != f"{before}.jsonl"
 
 
 def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> None:
