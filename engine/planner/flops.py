@@ -18,13 +18,13 @@ from engine.planner.architecture import Architecture
 
 Recompute = Literal["none", "attention", "blocks"]
 FUSED_QUERY_KEY_VALUE = ("gpt2", "gpt_neox", "bloom", "mpt", "falcon", "phi3")
-FUSED_GATE_UP = ("phi3",)
+FUSED_GATE_UP = ("phi3", "glm4")
 """Families that multiply these weights at once, in transformers 5."""
 FUSED_BACKWARD = 2.5
 """Products of fused attention's backward pass for each of its forward's: five for two, as the scores are computed again
 (FlashAttention, arXiv 2205.14135).
 """
-_NORM_AFTER_BLOCK = ("bart", "gemma2", "gemma3_text")
+_NORM_AFTER_BLOCK = ("bart", "gemma2", "gemma3_text", "olmo2", "glm4")
 """Families beside encoders of text whose block ends with a norm, which saves the last product's output."""
 
 

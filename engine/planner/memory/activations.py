@@ -121,7 +121,7 @@ def _block(sizes: Sizes) -> tuple[TapePasses, float, float, float]:
     k = record_linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
     v = record_linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
     kept += [tokens * queries * product, tokens * keys * product, tokens * keys * product]
-    if any(weight.name == "attention.query_key_norm" for weight in architecture.weights):
+    if any(weight.name in ("attention.query_key_norm", "attention.query_norm") for weight in architecture.weights):
         q = record_norm(tape, q, sizes, 0.0, architecture.heads / sizes.tp)
         k = record_norm(tape, k, sizes, 0.0, keys / architecture.head_dim)
     if has_rotary(architecture):

@@ -40,6 +40,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": WIDE | {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "gemma2": GROUPED,  # a norm after the feed-forward
     "gemma3_text": GROUPED,
+    "olmo2": GROUPED,  # no other norm of the feed-forward
+    "glm4": GROUPED,  # a norm after the feed-forward, and gate and up at once
+    "granite": GROUPED,
+    "smollm3": GROUPED,
     "bart": SIDES,
 }
 

@@ -129,6 +129,16 @@ def test_what_shared_experts_activate_is_kept_too(name: str, width: int) -> None
     assert wide - narrow == pytest.approx(4 * 2 * width * tokens, rel=1e-3)
 
 
+def test_norms_of_all_heads_together_are_kept_as_those_of_each_head() -> None:
+    """OLMo 2 was planned without its norms of queries and keys."""
+    plain, heads, whole = (
+        parts_of(setup(llama(model_type=kind, num_key_value_heads=8, head_dim=64)), Framework()).block.saved
+        for kind in ("llama", "qwen3", "olmo2")
+    )
+    assert whole - plain > 128 * 2 * 512 * 2
+    assert whole - plain == pytest.approx(heads - plain, rel=0.1)
+
+
 def test_autocast_keeps_a_copy_of_each_weight_and_of_each_product_s_input() -> None:
     plain = parts_of(setup(precision="float32"), Framework())
     cast = parts_of(setup(precision="bfloat16_autocast"), Framework())
