@@ -49,8 +49,9 @@ struct packed {
     int64_t outputs, units, dtype, row_bytes;
 };
 
-/* Whether bfloat16 is multiplied in tiles, for which Linux must be asked once: their registers are 8 KiB of what it saves
- * of a thread (Linux, Documentation/arch/x86/xstate.rst). It refuses if a thread's stack for signals is too small. */
+/* Whether bfloat16 is multiplied in tiles, for which Linux must be asked once: their registers are 8 KiB of what it
+ * saves of a thread (Linux, Documentation/arch/x86/xstate.rst). It refuses if a thread's stack for signals is too
+ * small. */
 static int in_tiles(int64_t dtype) {
     if (dtype != BFLOAT16) return 0;
 #ifdef HAS_TILES
@@ -286,7 +287,7 @@ INLINE int64_t tiles_of(int64_t count) { return (count + TILE_ROWS - 1) / TILE_R
 #define IN_MEMORY(ADDRESS) __asm__ volatile("" : : "r"(ADDRESS) : "memory")
 
 static void configure_tiles(void) {
-    struct { uint8_t palette, start_row, unused[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
+    struct { uint8_t palette, start_row, unused[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config = {1};
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = TILE_ROWS;
     IN_MEMORY(&config);
     _tile_loadconfig(&config);
