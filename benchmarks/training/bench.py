@@ -7,14 +7,12 @@
 | an asynchronous checkpoint every 10 steps | none |
 
 Ours is measured in measurements of the real worker (a job folder, torchrun, parts). The plain loop and the processes
-alone
-make their steps in turn with ours, in the same processes (`engine.training.comparison`), so that both meet the same
-second; with and without checkpoints measurements take turns instead: with, without, without, with, and so on. A
-measurement, or a
-pair of them, counts with its ratio of mean steps, wall time of the slowest rank; a row with the median of these and its
-95 % interval. Met or missed where the interval lies on one
-side of the bar, else undecided. About a quarter of an hour on two cores, which should have nothing else to do. The exit
-code is 0 where all bars are met, 1 where one is missed, 2 where one is undecided.
+alone make their steps in turn with ours, in the same processes (`benchmarks.training.side_by_side`), so that both meet
+the same second; with and without checkpoints measurements take turns instead: with, without, without, with, and so on.
+A measurement, or a pair of them, counts with its ratio of mean steps, wall time of the slowest rank; a row with the
+median of these and its 95 % interval. Met or missed where the interval lies on one side of the bar, else undecided.
+About a quarter of an hour on two cores, which should have nothing else to do. The exit code is 0 where all bars are
+met, 1 where one is missed, 2 where one is undecided.
 """
 
 import argparse
