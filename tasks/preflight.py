@@ -29,13 +29,13 @@ REUSED = timedelta(hours=12)
 
 
 @stage("preflight", "test the nodes")
-def preflight(session: Session) -> Preflight:
+def preflight(session: Session, only_failed: bool = False) -> Preflight:
     """Test the nodes of every target that asks for it and has something to measure; tell the session and the
     progress."""
     run = session.run
     before = read_preflight(run) or Preflight()
     known = {target.target: target for target in before.targets}
-    for target in wanted(session):
+    for target in wanted(session, only_failed):
         earlier = known.get(target.name)
         if earlier is None or not _holds(earlier, target):
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
@@ -69,14 +69,15 @@ def _predict_again(session: Session, found: Preflight) -> None:
         write_atomically(session.run.plan, session.plan.model_dump_json(indent=1))
 
 
-def wanted(session: Session) -> list[ClusterTarget]:
-    """Targets whose nodes are to be tested: as they say, else where a cell without a completed record has several."""
+def wanted(session: Session, only_failed: bool = False) -> list[ClusterTarget]:
+    """Targets whose nodes are to be tested: as they say, else where a cell that this run measures has several."""
     ledger = set_aside_damaged(session.run)
     session.run_progress.notes += told_set_aside(ledger.set_aside)
     nodes: dict[str, int] = {}
     for place in planned_repeats(session.plan):
         entry = ledger.decisive(place)
-        if entry is None or entry.status is not Status.COMPLETED:  # what failed is measured again
+        is_missing = not only_failed if entry is None else entry.status is not Status.COMPLETED
+        if is_missing:  # what failed is measured again
             cell = session.plan.cells[place[0]]
             nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))
     return [
