@@ -86,8 +86,8 @@ def missing_folders(path: Path, cache: Path) -> list[str]:
             _known_model(spec, position, cache, base, None)
         except StudyError as error:
             problems += error.problems
-        except ValueError:
-            continue  # told already, as every problem of the file's form
+        except (ValueError, OSError):
+            continue  # told already, as every problem of the file's form, or no path that can be looked at
     return problems
 
 
