@@ -85,7 +85,10 @@ def test_nodes_are_tested_before_what_failed_on_them_is_measured_again(tmp_path:
         cells={cell.key: cell for cell in cells}, repeats={cell.key: 1 for cell in cells},
     )  # fmt: skip
     session = Session(run, plan, tmp_path, RunProgress(), SimpleNamespace(check=lambda: None))
-    wanted = lambda only_failed=False: [target.name for target in preflight.wanted(session, only_failed)]  # noqa: E731
+
+    def wanted(only_failed: bool = False) -> list[str]:
+        return [target.name for target in preflight.wanted(session, only_failed)]
+
     assert wanted() == ["slurm"], "nothing is rented where only failed repeats are measured"
     assert wanted(only_failed=True) == [], "nodes were tested, or away, of which this run measures nothing"
     write_record(run, cells[0], 0, status=Status.NODE_FAILED, failure=Failure(message="a node failed"))
