@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from configs.common.base import write_atomically
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_bytes, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
@@ -41,6 +41,7 @@ def preflight(session: Session, only_failed: bool = False) -> Preflight:
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
             _end_earlier(run.preflight_run)
+            _begin_folder(run)
             known[target.name] = check_nodes(target, session.placed_plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
@@ -100,6 +101,13 @@ def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
 def _is_of(found: TargetPreflight | None, target: ClusterTarget) -> bool:
     """Whether a test was of the target as it is: it may have other nodes since, or be to go without tests."""
     return found is not None and found.settings == settings_of(target)
+
+
+def _begin_folder(run: RunPaths) -> None:
+    """Make the folder of the tests, known to clusters by the run's identity as the run is; one that is there stays."""
+    if run.id.exists() and not run.preflight_run.folder.exists():
+        run.preflight_run.folder.mkdir()
+        write_atomically(run.preflight_run.id, read_bytes(run.id))
 
 
 def _end_earlier(run: RunPaths) -> None:
