@@ -110,7 +110,7 @@ def test_a_study_says_how_long_its_nodes_measure_and_for_how_much(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person was asked to rent by the price of an hour alone, without a word on how many hours."""
-    monkeypatch.setattr(precheck, "check_clusters", lambda plan: None)  # asks for credentials
+    monkeypatch.setattr(precheck, "check_clusters", lambda *_: None)  # asks for credentials
     study = parse_study(
         {
             "study": "s",
