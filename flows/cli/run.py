@@ -58,8 +58,10 @@ def run_study(
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
     from tasks.campaign.launches.preparing import prepare_first
+    from tasks.campaign.progress import new_progress
     from tasks.campaign.repeats import targets_to_rent
 
+    new_progress()  # that of an earlier run of this process would be shown until the flow begins
     study, plan = _checked(path, assignments, runs, clusters=True, only_failed=only_failed)
     report = _short(RunPaths((runs / study.study).absolute()).report)
     console = lasting_console(f"the run goes on, Ctrl-C ends it. Its report: {report}")
