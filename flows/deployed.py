@@ -193,7 +193,8 @@ def _checked_and_measured(
     # What is checked is what is measured: with the same cache, catalog and tools of schedulers.
     with api_environment() if in_flow_run() else nullcontext():
         with secrets_hidden():
-            plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
+            folder = runs / spec.study
+            plan = check_study(spec, base.absolute(), cache_folder(), folder, clusters=True, only_failed=only_failed)
         with handed_over(Handover(plan)):
             return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 

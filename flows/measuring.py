@@ -99,7 +99,7 @@ def _expected_seconds(session: Session, launches: list[Launch]) -> float | None:
     local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
     cost = launches_cost(session.plan, launches)
     elsewhere = any(launch.measurements[0].cell.target not in local for launch in launches)
-    return None if elsewhere or cost.unknown or not launches else cost.seconds
+    return None if elsewhere or session.adopted or cost.unknown or not launches else cost.seconds
 
 
 def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list[Launch]:

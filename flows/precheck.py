@@ -24,13 +24,15 @@ from tasks.planning.study_models import planned_model, revision_of, usable_model
 from tasks.planning.study_plan import earlier_plan, make_sound_plan
 
 
-def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:
+def check_study(
+    study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False, only_failed: bool = False
+) -> Plan:
     """The plan of a study as far as it can be made without a network.
 
     A model whose files are at fault is left out and named in the plan, unless there is no other.
     A model on a hub is not asked for: its cells carry the name instead of the commit. clusters: ask their schedulers,
-    too, and predict the cells if nodes are to be rented. A run takes the plan as it is where nothing else is learnt of
-    its models. Raises StudyError naming every problem.
+    too, and predict the cells if nodes are to be rented. only_failed: of those on which something has failed. A run
+    takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every problem.
     """
     problems = _path_problems({"run folder": run_folder, "folder of the study": base, "model cache": cache})
     if problems:
@@ -61,7 +63,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     if problems:
         raise StudyError(problems)
     if clusters:
-        check_clusters(plan, targets_in_use(plan, RunPaths(run_folder)))
+        check_clusters(plan, targets_in_use(plan, RunPaths(run_folder), only_failed))
     return plan
 
 
@@ -84,8 +86,8 @@ def missing_folders(path: Path, cache: Path) -> list[str]:
             _known_model(spec, position, cache, base, None)
         except StudyError as error:
             problems += error.problems
-        except ValueError:
-            continue  # told already, as every problem of the file's form
+        except (ValueError, OSError):
+            continue  # told already, as every problem of the file's form, or no path that can be looked at
     return problems
 
 

@@ -236,7 +236,7 @@ def _run(
     with study_nodes(study, run, run_progress, watcher, rented_folder(), handover.agreed_to_rent, cache) as rentals:
         if handover.plan is not None:  # of a plan that is checked only the fetch of its models can fail
             rentals.begin(targets_to_rent(handover.plan, run, only_failed))
-        plan, resolved = _resolved(study, run, run_progress, base, cache, handover.plan)
+        plan, resolved = _resolved(study, run, run_progress, base, cache, handover.plan, only_failed)
         session = Session(run, plan, cache, run_progress, watcher, rentals)
         already = _measured_there(session, resolved, only_failed, accept_environment)
         before_report = session.graph.before_analysis()
@@ -265,7 +265,13 @@ def _run(
 
 
 def _resolved(
-    study: StudySpec, run: RunPaths, run_progress: RunProgress, base: Path, cache: Path, checked: Plan | None
+    study: StudySpec,
+    run: RunPaths,
+    run_progress: RunProgress,
+    base: Path,
+    cache: Path,
+    checked: Plan | None,
+    only_failed: bool,
 ) -> tuple[Plan, StageEnd]:
     """Fetch the models and make the plan."""
     run_progress.stage = "resolving"
@@ -285,7 +291,9 @@ def _resolved(
     for note in replaced_notes(study, base):
         run_logger().info(note)
         run_progress.notes.append(note)
-    plan, resolved = resolve_study.after(*fetched)(study, models, run, base, cache, CheckedPlan(checked), unusable)
+    plan, resolved = resolve_study.after(*fetched)(
+        study, models, run, base, cache, CheckedPlan(checked), unusable, only_failed
+    )
     if in_flow_run():
         tag_run(flow_run.id, tags_of(plan.models, plan.targets))
     return plan, resolved
@@ -298,7 +306,7 @@ def _measured_there(session: Session, resolved: StageEnd, only_failed: bool, acc
     _, provisioned = provision.after(resolved, *rented)(session, accept_environment, only_failed)
     session.graph = RunGraph(provisioned)
     finish_leftovers(session)
-    _, tested = preflight.after(*session.graph.before_analysis())(session)
+    _, tested = preflight.after(*session.graph.before_analysis())(session, only_failed)
     session.graph = RunGraph(tested)
     session.run_progress.stage = "measuring"
     with live_credentials(session.plan.measuring.live):

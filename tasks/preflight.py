@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from configs.common.base import write_atomically
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_bytes, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
@@ -29,18 +29,19 @@ REUSED = timedelta(hours=12)
 
 
 @stage("preflight", "test the nodes")
-def preflight(session: Session) -> Preflight:
+def preflight(session: Session, only_failed: bool = False) -> Preflight:
     """Test the nodes of every target that asks for it and has something to measure; tell the session and the
     progress."""
     run = session.run
     before = read_preflight(run) or Preflight()
     known = {target.target: target for target in before.targets}
-    for target in wanted(session):
+    for target in wanted(session, only_failed):
         earlier = known.get(target.name)
         if earlier is None or not _holds(earlier, target):
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
             _end_earlier(run.preflight_run)
+            _begin_folder(run)
             known[target.name] = check_nodes(target, session.placed_plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
@@ -69,14 +70,15 @@ def _predict_again(session: Session, found: Preflight) -> None:
         write_atomically(session.run.plan, session.plan.model_dump_json(indent=1))
 
 
-def wanted(session: Session) -> list[ClusterTarget]:
-    """Targets whose nodes are to be tested: as they say, else where a cell without a completed record has several."""
+def wanted(session: Session, only_failed: bool = False) -> list[ClusterTarget]:
+    """Targets whose nodes are to be tested: as they say, else where a cell that this run measures has several."""
     ledger = set_aside_damaged(session.run)
     session.run_progress.notes += told_set_aside(ledger.set_aside)
     nodes: dict[str, int] = {}
     for place in planned_repeats(session.plan):
         entry = ledger.decisive(place)
-        if entry is None or entry.status is not Status.COMPLETED:  # what failed is measured again
+        is_missing = not only_failed if entry is None else entry.status is not Status.COMPLETED
+        if is_missing:  # what failed is measured again
             cell = session.plan.cells[place[0]]
             nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))
     return [
@@ -99,6 +101,13 @@ def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
 def _is_of(found: TargetPreflight | None, target: ClusterTarget) -> bool:
     """Whether a test was of the target as it is: it may have other nodes since, or be to go without tests."""
     return found is not None and found.settings == settings_of(target)
+
+
+def _begin_folder(run: RunPaths) -> None:
+    """Make the folder of the tests, known to clusters by the run's identity as the run is; one that is there stays."""
+    if run.id.exists() and not run.preflight_run.folder.exists():
+        run.preflight_run.folder.mkdir()
+        write_atomically(run.preflight_run.id, read_bytes(run.id))
 
 
 def _end_earlier(run: RunPaths) -> None:

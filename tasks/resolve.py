@@ -35,6 +35,7 @@ def resolve_study(
     cache: Path,
     checked: CheckedPlan,
     unusable: tuple[UnusableModel, ...] = (),
+    only_failed: bool = False,
 ) -> Plan:
     """Copy inputs, expand the grid, predict it, write `study.yaml` and `plan.json`.
 
@@ -50,7 +51,7 @@ def resolve_study(
         plan = make_sound_plan(study, models, unusable, inputs, run.inputs, cache, before)
         check_resources(plan, run.folder)
         check_requirements(plan, cache)
-        check_clusters(plan, targets_in_use(plan, run))
+        check_clusters(plan, targets_in_use(plan, run, only_failed))
     check_rules(plan, before, run)
     if before is not None:
         plan = carried_on(plan, before)

@@ -89,7 +89,6 @@ def run_benchmark(asked: BenchmarkRequest) -> int:
     """Write the studies, run them and print where the report is. Returns the exit code of the worst."""
     from configs.spec.study import study_yaml
     from flows.cli.run import dry_run_study, run_study
-    from tasks.campaign.progress import new_progress
     from tasks.planning.benchmark_file import BenchmarkFile, read_benchmark_file
 
     file = read_benchmark_file(asked.config) if asked.config else BenchmarkFile()
@@ -103,7 +102,6 @@ def run_benchmark(asked: BenchmarkRequest) -> int:
         if asked.dry_run:
             codes.append(dry_run_study(path, [], asked.output))
             continue
-        new_progress()
         codes.append(run_study(path, [], asked.output, False, False, calibrate=False, yes=asked.yes))
         results.append(_write_results(asked.output, study))
     for result in results:

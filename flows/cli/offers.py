@@ -60,7 +60,8 @@ def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: "Mapping[str, Stud
     if not rented:
         return False
     for target in rented:
-        for line in (*_priced(target), expected_line(to_measure[target.name], target.nodes)):
+        own_price = study.prices is not None or target.price_usd_per_hour is not None
+        for line in (*_priced(target), expected_line(to_measure[target.name], target.nodes, own_price)):
             typer.echo(f"  rent     {target.name}  {line}")
     if yes:
         return True
@@ -91,13 +92,13 @@ def expected_costs(
     }
 
 
-def expected_line(cost: "StudyCost", nodes: int) -> str:
-    """Return how long so many nodes are predicted to measure, and what that costs on demand."""
+def expected_line(cost: "StudyCost", nodes: int, own_price: bool = False) -> str:
+    """Return how long so many nodes are predicted to measure, and what that costs on demand, or at the user's price."""
     from configs.common.dollars import dollars
 
     if cost.nothing_known or cost.node_seconds is None:
         return "how long measuring there takes is unknown"
-    usd = "" if cost.usd is None else f", {dollars(cost.usd)} USD on demand"
+    usd = "" if cost.usd is None else f", {dollars(cost.usd)} USD{'' if own_price else ' on demand'}"
     left_out = f" and {plural(cost.unknown, 'cell')} of unknown duration" if cost.unknown else ""
     about = duration_text(cost.node_seconds / nodes)
     return f"measuring there takes about {about}{usd}; booting, preparing{left_out} not counted"

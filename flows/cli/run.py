@@ -58,9 +58,11 @@ def run_study(
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
     from tasks.campaign.launches.preparing import prepare_first
+    from tasks.campaign.progress import new_progress
     from tasks.campaign.repeats import targets_to_rent
 
-    study, plan = _checked(path, assignments, runs, clusters=True)
+    new_progress()  # that of an earlier run of this process would be shown until the flow begins
+    study, plan = _checked(path, assignments, runs, clusters=True, only_failed=only_failed)
     report = _short(RunPaths((runs / study.study).absolute()).report)
     console = lasting_console(f"the run goes on, Ctrl-C ends it. Its report: {report}")
     # Layouts and forecasts rest on what was measured of this machine.
@@ -72,7 +74,7 @@ def run_study(
         run = RunPaths((runs / study.study).absolute())
         to_rent = targets_to_rent(plan, run, only_failed)
         agreed = agreed_to_rent(study, yes, expected_costs(plan, run, to_rent, only_failed))
-        accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
+        accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan, only_failed)
         # While the server starts, torch is imported for the first launch, and Prefect here.
         prepare_first(_launches(plan), plan, run, cache_folder())
         from flows.running import run_here
@@ -177,7 +179,7 @@ def publish_folder(folder: Path) -> int:
     return ALL_COMPLETED
 
 
-def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
+def _asked_to_accept(run: RunPaths, plan: Plan, only_failed: bool = False) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
     from tasks.campaign.repeats import targets_in_use
@@ -188,7 +190,7 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
         return False
     try:
         servers = installed_servers(plan, cache_folder())
-        check_environment(run, accept=False, targets=targets_in_use(plan, run), servers=servers)
+        check_environment(run, accept=False, targets=targets_in_use(plan, run, only_failed), servers=servers)
     except EnvironmentChanged as error:
         print(error)
         try:
@@ -338,7 +340,9 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: b
     return ALL_COMPLETED
 
 
-def _checked(path: Path, assignments: list[str], runs: Path, clusters: bool = False) -> tuple[StudySpec, Plan]:
+def _checked(
+    path: Path, assignments: list[str], runs: Path, clusters: bool = False, only_failed: bool = False
+) -> tuple[StudySpec, Plan]:
     from flows.folders import cache_folder
     from flows.precheck import check_study, missing_folders
 
@@ -349,7 +353,7 @@ def _checked(path: Path, assignments: list[str], runs: Path, clusters: bool = Fa
             raise
         told = [problem for problem in missing_folders(path, cache_folder()) if problem not in error.problems]
         raise StudyError([*error.problems, *told]) from error
-    return study, check_study(study, path.parent, cache_folder(), runs / study.study, clusters)
+    return study, check_study(study, path.parent, cache_folder(), runs / study.study, clusters, only_failed)
 
 
 def _launches(plan: Plan, run: RunPaths | None = None, only_failed: bool = False) -> list[Launch]:

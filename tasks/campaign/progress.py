@@ -128,13 +128,14 @@ class RunProgress:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """By the pace so far; before the first measurement is done by prediction, None without one."""
+        """By the pace so far; before the first measurement is done by prediction, None without one, or after it."""
         made = self.done - self.already
         if made > 0 and self.rows:
             return self.elapsed_seconds / made * (self.total - self.done)
         if self.expected_seconds is None:
             return None
-        return max(0.0, self.expected_seconds - (time.monotonic() - self.expected_since))
+        left = self.expected_seconds - (time.monotonic() - self.expected_since)
+        return left if left > 0 else None
 
     @property
     def remaining_usd(self) -> float | None:

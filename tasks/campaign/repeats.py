@@ -9,6 +9,7 @@ repeats and the stopping reason.
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from configs.common.base import write_atomically
 from configs.common.dollars import dollars
@@ -133,12 +134,15 @@ def _launched_usd(plan: Plan, study: StudyResult, targets: Collection[str] | Non
     launches = [launch for launch in launch_times(study) if targets is None or launch.target in targets]
     costs = [(launch, prices.per_second(launch.target, launch.began)) for launch in launches]
     if unknown := sorted({launch.target for launch, price in costs if price is None}):
-        names = ", ".join(unknown)
-        raise StudyError(
-            [f"measuring.budget_usd: {study.folder} has launches on {names}, which the study no longer has, at an "
-             f"unknown price. Name `target: {unknown[0]}` in a file in `prices`, or use another folder with --runs"]
-        )  # fmt: skip
+        raise _unpriced(study.folder, unknown)
     return sum(launch.node_seconds * price for launch, price in costs if price is not None)
+
+
+def _unpriced(folder: Path, targets: list[str]) -> StudyError:
+    return StudyError(
+        [f"measuring.budget_usd: {folder} has launches on {', '.join(targets)}, which the study no longer has, at an "
+         f"unknown price. Name `target: {targets[0]}` in a file in `prices`, or use another folder with --runs"]
+    )  # fmt: skip
 
 
 def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
@@ -148,9 +152,13 @@ def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
     only once all others are measured, and where a killed run has left jobs. Where earlier launches have spent the
     budget of money, none is begun any more, and the last alone count. Raises as `read_ledger` and `launched_usd`.
     """
-    missing = targets_to_measure(
-        plan, read_ledger(run), only_failed
-    )  # also where nothing is rented, for what it raises
+    ledger = read_ledger(run)  # also where nothing is rented, for what it raises
+    missing = targets_to_measure(plan, ledger, only_failed)
+    if plan.measuring.budget_usd is not None:
+        prices = LaunchPrices(plan, run)
+        measured = {entry.record.cell.target for entries in ledger.entries.values() for entry in entries}
+        if unknown := sorted(name for name in measured if prices.per_second(name) is None):
+            raise _unpriced(run.folder, unknown)
     rented = {target.name for target in plan.targets if isinstance(target, RentedTarget)}
     if not rented:
         return set()

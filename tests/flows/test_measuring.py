@@ -7,9 +7,11 @@ import pytest
 
 from configs.plans.packing import Launch
 from configs.records.record import Failure, Status
+from configs.targets.target import SlurmTarget
 from flows import measuring
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.session import Session
+from tests.support.cluster.slurm_jobs import made
 from tests.support.run_folders.made_studies import decoded, planned, write_plan, write_record
 
 STUDY = """
@@ -102,3 +104,22 @@ def test_repeats_that_the_study_asks_for_no_more_are_named(tmp_path: Path, monke
         "2 completed repeats beyond those that the study asks for are left out of the report. To include them, set "
         "measuring.repeats to 4"
     ]
+
+
+def test_how_long_measuring_takes_is_predicted_where_no_job_of_a_cluster_goes_on_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that had adopted a job it was the time of the other launches alone."""
+    plan = planned(
+        "workload: {kind: noop, seconds: 2}\nexperiments: {e: {kind: sweep, over: {items: [1, 2]}}}\n"
+        "measuring: {repeats: 3, memory: false}\n"
+    )
+    run = write_plan(tmp_path / "run", plan)
+    session = Session(run, plan, tmp_path, RunProgress(), NeverCancelled())
+    monkeypatch.setattr(measuring, "_run_launches", lambda *_: None)
+    measuring.measure_missing(session, only_failed=False)
+    expected = session.run_progress.expected_seconds
+    assert expected is not None and 12 < expected < 120
+    session.adopted.append(made(run.folder, 1, under=SlurmTarget()).folder.name)
+    measuring.measure_missing(session, only_failed=False)
+    assert session.run_progress.expected_seconds is None

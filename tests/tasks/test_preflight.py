@@ -17,8 +17,10 @@ from configs.spec.measuring import Measuring
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
 from configs.workloads.generate import GenerateWorkload
+from slurm.staging.packages import run_digest
 from tasks import preflight
 from tasks.campaign.progress import RunProgress
+from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import settings_of
 from tests.support.cluster.slurm_jobs import made
@@ -85,12 +87,42 @@ def test_nodes_are_tested_before_what_failed_on_them_is_measured_again(tmp_path:
         cells={cell.key: cell for cell in cells}, repeats={cell.key: 1 for cell in cells},
     )  # fmt: skip
     session = Session(run, plan, tmp_path, RunProgress(), SimpleNamespace(check=lambda: None))
-    wanted = lambda: [target.name for target in preflight.wanted(session)]  # noqa: E731
+
+    def wanted(only_failed: bool = False) -> list[str]:
+        return [target.name for target in preflight.wanted(session, only_failed)]
+
     assert wanted() == ["slurm"], "nothing is rented where only failed repeats are measured"
+    assert wanted(only_failed=True) == [], "nodes were tested, or away, of which this run measures nothing"
     write_record(run, cells[0], 0, status=Status.NODE_FAILED, failure=Failure(message="a node failed"))
-    assert wanted() == ["slurm"]
+    assert wanted() == wanted(only_failed=True) == ["slurm"]
     write_record(run, cells[0], 0, samples=decoded(cells[0], 0.01), figures={"num_prompts": 2})
     assert wanted() == []
+
+
+def test_tests_of_nodes_in_containers_with_equal_paths_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster that both submit to, each cleared the jobs of the other's tests."""
+    target = SlurmTarget(nodes=2)
+    work = GenerateWorkload(num_prompts=2, prompt_tokens=8, new_tokens=3)
+    cell = Cell(workload=work, layout=Layout(dp=2), target=target.name, nodes=2)
+    plan = Plan(
+        study="s", models=(), targets=(target,), measuring=Measuring(memory=False), pack=True, experiments=(),
+        cells={cell.key: cell}, repeats={cell.key: 1},
+    )  # fmt: skip
+    run, known_as = RunPaths(tmp_path / "s"), list[str]()
+
+    def check_nodes(checked: SlurmTarget, _: Plan, nodes: RunPaths, *__: object) -> TargetPreflight:
+        known_as.append(run_digest(nodes.folder))
+        return TargetPreflight(target=checked.name, settings=settings_of(checked), at=utc_now(), ranks_per_node=1)
+
+    monkeypatch.setattr(preflight, "check_nodes", check_nodes)
+    for container in ("one", "another"):
+        with run_lock(run):
+            for _ in range(2):  # nodes of which nothing was found are tested anew
+                preflight.preflight(Session(run, plan, tmp_path, RunProgress(), SimpleNamespace(check=lambda: None)))
+        run.folder.rename(tmp_path / container)
+    assert known_as[0] == known_as[1] != known_as[2] == known_as[3]
 
 
 def test_a_test_of_the_future_does_not_hold(tmp_path: Path) -> None:

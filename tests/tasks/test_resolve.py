@@ -7,7 +7,7 @@ import pytest
 from configs.plans import plan
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.records.record import SchemaError
+from configs.records.record import Failure, SchemaError, Status
 from configs.spec.study import StudyError, StudySpec, parse_study
 from configs.targets.target import SlurmTarget
 from flows.precheck import check_study
@@ -16,6 +16,7 @@ from tasks.planning.predictions import predicted_before, with_predictions
 from tasks.planning.study_models import planned_model
 from tasks.planning.study_plan import make_plan
 from tasks.resolve import CheckedPlan, resolve_study
+from tests.support.run_folders.made_studies import write_record
 
 STUDY = {
     "study": "s",
@@ -56,6 +57,28 @@ def test_a_plan_of_other_models_is_made_and_checked(tmp_path: Path, monkeypatch:
     too_many = parse_study(STUDY | {"layout": {"dp": 4096}})
     with pytest.raises(StudyError, match="4096"):
         resolved(too_many, tmp_path, CheckedPlan(plan))
+
+
+def test_a_cluster_of_which_nothing_has_failed_is_not_asked_by_a_run_of_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that was away kept `--only-failed` from measuring again what had failed on this machine."""
+    study = parse_study(STUDY | {"targets": [{"name": "here"}, {"kind": "slurm", "name": "lab"}]})
+    models = [planned_model(spec, place, tmp_path / "cache", tmp_path) for place, spec in enumerate(study.models)]
+    run = RunPaths(tmp_path / "run")
+    plan = check_study(study, tmp_path, tmp_path / "cache", run.folder)
+    here = next(cell for cell in plan.cells.values() if cell.target == "here")
+    write_record(run, here, 0, status=Status.FAILED, failure=Failure(message="a fault"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # without the commands of Slurm
+    checked = (study, tmp_path, tmp_path / "cache", run.folder, True)
+    resolving = (study, models, run, tmp_path, tmp_path / "cache", CheckedPlan(), ())
+    assert (
+        check_study(*checked, only_failed=True).cells.keys() == resolve_study(*resolving, only_failed=True).cells.keys()
+    )
+    with pytest.raises(StudyError, match="`scontrol`: not found on PATH"):
+        check_study(*checked)
+    with pytest.raises(StudyError, match="`scontrol`: not found on PATH"):
+        resolve_study(*resolving)
 
 
 def test_a_folder_goes_on_with_the_seed_that_drew_its_prompts(tmp_path: Path) -> None:

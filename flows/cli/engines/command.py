@@ -115,7 +115,7 @@ def _remove_unused(name: str, folder: Path) -> None:
     for left in folder.parent.glob(f".{name}.*"):
         if left.is_symlink():
             left.unlink()  # a command was killed before it gave it the engine's name
-        elif left.is_dir() and left != folder.resolve():
+        elif left.is_dir() and left.resolve() != folder.resolve():  # the cache may lie behind a link
             _remove_unless_used(left)
 
 

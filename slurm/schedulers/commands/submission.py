@@ -308,8 +308,8 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
 
 def _is_of_job(name: str, value: str, job_id: str) -> bool:
     """Whether a variable says something of the job that this process runs in; its folder goes when it ends."""
-    temporary = name in TEMPORARY_FOLDERS and job_id in value
-    return temporary or (name.startswith(_OF_A_JOB) and name != "SLURM_CONF")
+    temporary = name in TEMPORARY_FOLDERS and re.search(rf"(?<!\d){re.escape(job_id)}(?!\d)", value)
+    return bool(temporary) or (name.startswith(_OF_A_JOB) and name != "SLURM_CONF")
 
 
 def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) -> Refused | Limited | Unavailable:

@@ -79,7 +79,8 @@ def test_a_missing_model_is_told_beside_what_is_wrong_in_the_file(tmp_path: Path
     (tmp_path / "llama-7b").mkdir()
     path = tmp_path / "wrong.yaml"
     path.write_text(
-        "study: wrong\nmodels: [{id: ./llama}, {id: ./llama-7b}, {id: 'synthetic:llama-1m@0'}, {id: owner/name}, 7]\n"
+        "study: wrong\nmodels: [{id: ./llama}, {id: ./llama-7b}, {id: 'synthetic:llama-1m@0'}, {id: owner/name}, 7, "
+        f"{{id: {'x' * 300}}}]\n"  # no file system has such a name: nothing else was told
         "workload: {kind: generate}\nexperiments: {strong: {kind: strong, grow: nodse, to: 2}}\n"
     )
     with pytest.raises(StudyError) as caught:

@@ -110,7 +110,7 @@ def test_a_study_says_how_long_its_nodes_measure_and_for_how_much(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person was asked to rent by the price of an hour alone, without a word on how many hours."""
-    monkeypatch.setattr(precheck, "check_clusters", lambda plan: None)  # asks for credentials
+    monkeypatch.setattr(precheck, "check_clusters", lambda *_: None)  # asks for credentials
     study = parse_study(
         {
             "study": "s",
@@ -141,6 +141,7 @@ def test_nodes_side_by_side_measure_at_once() -> None:
         "measuring there takes about 90 min, 8.40 USD on demand; booting, preparing and 2 cells of unknown duration "
         "not counted"
     )
+    assert "about 90 min, 8.40 USD; " in offers.expected_line(cost, 2, own_price=True)  # of the study or its file
     unknown = StudyCost(launches=9, measurements=9, seconds=30, unknown=9, usd=None, nothing_known=True)
     assert offers.expected_line(unknown, 2) == "how long measuring there takes is unknown"
 

@@ -1,5 +1,6 @@
 """Repeats are added until they would settle nothing more of the decision, for real."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +9,9 @@ from typer.testing import CliRunner
 
 from configs.spec.study import load_study
 from flows.cli.main import app
+from flows.cli.run import run_study
 from flows.cli.until_decided import run_until_decided
-from tasks.campaign.progress import new_progress
+from tasks.campaign.progress import ProgressRow, new_progress
 from tests.support.run_folders.studies import rankwise, status, write_study
 
 MEASURING = {"repeats": 1, "memory": False, "min_seconds": 0.0, "min_passes": 1, "cell_timeout_seconds": 60}
@@ -56,6 +58,27 @@ def test_all_rounds_together_have_the_time_of_the_budget(
     assert run_until_decided(study, [], tmp_path / "runs", measure) == 0
     assert rounds == [10, 6, 2]
     assert capsys.readouterr().out.splitlines()[-1] == "Undecided after 7 repeats: measuring.budget_minutes 10 is spent"
+
+
+def test_a_round_shows_no_progress_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until its flow began, its launches were printed once more, and its duration in place of the new one's."""
+    study = write_study(tmp_path, measuring=MEASURING)
+    before = new_progress()
+    before.expect(7200)
+    before.rows = [ProgressRow("of before", 1, 1, 1, state="completed")]
+
+    def run_here(*_: object) -> SimpleNamespace:
+        time.sleep(0.7)  # in which Prefect is imported
+        return SimpleNamespace(result=None, unpublished=None)
+
+    monkeypatch.setattr("flows.running.run_here", run_here)
+    monkeypatch.setattr("flows.cli.run._begin_api", lambda _: (None, "there is none"))
+    monkeypatch.setattr("tasks.campaign.launches.preparing.prepare_first", lambda *_: None)
+    run_study(Path(study), [], tmp_path / "runs", False, False, calibrate=False)
+    said = capsys.readouterr().out
+    assert "cancelled" in said and "of before" not in said and "measuring takes" not in said
 
 
 def test_new_repeats_and_only_failed_ones_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

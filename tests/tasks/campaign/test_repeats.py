@@ -1,6 +1,7 @@
 """How often cells are measured: further repeats for what is not known well enough, and what ends them."""
 
 import re
+import shutil
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -206,6 +207,10 @@ def test_launches_on_a_target_that_was_renamed_still_cost_money(tmp_path: Path) 
     plan = planned_again(renamed, None)  # as where the earlier plan cannot be read
     with pytest.raises(StudyError, match=r"budget_usd: .*run has launches on local, which .* Name `target: local` in"):
         Budget(Stub(plan, run))  # type: ignore[arg-type]
+    write_record(run, next(iter(old.cells.values())), 0, status=Status.FAILED)
+    with pytest.raises(StudyError, match="launches on local"):
+        targets_to_rent(plan, run, only_failed=False)  # before anything is started
+    shutil.rmtree(run.records)
     (tmp_path / "prices.yaml").write_text("prices: [{target: lo*, usd_per_hour: 0.36}]\n")
     plan = planned_again(priced_study("here", prices="prices.yaml"), old)
     assert launched_usd(plan, run) == pytest.approx(0.132)

@@ -65,6 +65,17 @@ def test_what_an_installation_that_was_killed_left_is_removed(there: Path) -> No
     assert there.read_text() == "of before" and listed(there) == AFTERWARDS
 
 
+def test_a_cache_that_is_reached_through_a_link_keeps_its_environment(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ~/.cache on a cluster's scratch disk: its paths are others than those that links lead to."""
+    (tmp_path / "linked").symlink_to(there.parents[3])
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "linked"))
+    with pytest.raises(ValueError, match="installed already"):
+        command._add("transformers", again=False)
+    assert there.read_text() == "of before" and listed(there) == AFTERWARDS
+
+
 def test_a_server_that_runs_keeps_its_environment_until_it_has_ended(
     there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

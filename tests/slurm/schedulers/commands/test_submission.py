@@ -180,7 +180,7 @@ def test_no_variable_overrules_what_a_target_says_by_a_further_option() -> None:
 
 def test_what_a_job_has_of_its_own_is_not_handed_to_the_jobs_that_are_submitted_from_it() -> None:
     """Its folder for temporary files is gone when it ends, and mpirun of the new job took its variables of PMI."""
-    temporary, kept = {"TMPDIR": "/scratch/4711"}, {"TMP": "/tmp/me", "SLURM_CONF": "/etc/slurm.conf"}
+    temporary, kept = {"TMPDIR": "/scratch/4711"}, {"TMP": "/tmp/u47110", "SLURM_CONF": "/etc/slurm.conf"}
     own = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0", "PMI_SIZE": "1", **temporary, **kept}
     assert submission_environment(SlurmTarget(), own) == kept
     assert submission_environment(SlurmTarget(), temporary) == temporary
